@@ -1,4 +1,4 @@
-"""A training step between hosts: ours, exact and compressed, against DDP as it comes and tuned.
+"""A step between hosts: ours, exact, overlapped and compressed, against DDP plain and tuned.
 
 Run by hand: `python benchmarks/slow_network.py --hosts 2 --minutes 20 --out FILE.json`. It starts
 a lab (`manyhands lab`) for every bandwidth, with one worker per host, and within it one group of
@@ -33,6 +33,7 @@ from turns import Found, Record, in_turns, record, seconds, write
 from manyhands.launch.machine import write_json
 
 OURS, ALONE, DDP = "ours", "computing alone", "DDP"
+OVERLAP = f"{OURS}, overlap"
 BUCKETS = (1, 2, 4, 8)  # megabytes; DDP's own default is 25
 METHODS = ("fp16", "bf16", "int8", "topk:0.01", "powersgd:{rank}")
 
@@ -93,9 +94,15 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=5e-4)
 
 
-def list_methods(rank: int) -> list[str]:
+def list_methods(asked: argparse.Namespace) -> list[str]:
     """Return the compressions."""
-    return [method.format(rank=rank) for method in METHODS]
+    return [] if asked.exact else [method.format(rank=asked.rank) for method in METHODS]
+
+
+def list_ours(asked: argparse.Namespace) -> dict[str, dict[str, object]]:
+    """Return the options of every way of ours."""
+    compressed = {f"{OURS}, {method}": {"compress": method} for method in list_methods(asked)}
+    return {OURS: {}, OVERLAP: {"overlap": True}, **compressed}
 
 
 def plain_step(model: nn.Module) -> Callable[[Tensor], None]:
@@ -110,22 +117,24 @@ def plain_step(model: nn.Module) -> Callable[[Tensor], None]:
     return step
 
 
-def ddp_steps(quick: bool, rank: int) -> Iterator[tuple[str, Callable[[Tensor], None]]]:
+def ddp_steps(asked: argparse.Namespace) -> Iterator[tuple[str, Callable[[Tensor], None]]]:
     """Yield DDP as it comes, with smaller buckets, and with its hooks that compress."""
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    yield DDP, plain_step(DistributedDataParallel(make_model(quick)))
+    yield DDP, plain_step(DistributedDataParallel(make_model(asked.quick)))
     for size in BUCKETS:
-        model = DistributedDataParallel(make_model(quick), bucket_cap_mb=size)
+        model = DistributedDataParallel(make_model(asked.quick), bucket_cap_mb=size)
         yield f"{DDP}, buckets of {size} MB", plain_step(model)
-    half = DistributedDataParallel(make_model(quick))
+    if asked.exact:
+        return
+    half = DistributedDataParallel(make_model(asked.quick))
     half.register_comm_hook(None, default_hooks.fp16_compress_hook)
     yield f"{DDP}, fp16 hook", plain_step(half)
-    low = DistributedDataParallel(make_model(quick))
+    low = DistributedDataParallel(make_model(asked.quick))
     state = powerSGD_hook.PowerSGDState(
-        dist.group.WORLD, matrix_approximation_rank=rank, start_powerSGD_iter=2
+        dist.group.WORLD, matrix_approximation_rank=asked.rank, start_powerSGD_iter=2
     )
     low.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     yield f"{DDP}, PowerSGD hook", plain_step(low)
@@ -146,14 +155,13 @@ def measure(asked: argparse.Namespace) -> None:
     data = torch.randint(tokens, (8, batch, length), generator=generator)
     with ExitStack() as stack:
         steps: dict[str, Callable[[Tensor], None]] = {ALONE: plain_step(make_model(asked.quick))}
-        for method in ["none", *list_methods(asked.rank)]:
+        for name, options in list_ours(asked).items():
             model = make_model(asked.quick)
-            loop = mh.join(model, make_optimizer(model), strategy="sync", compress=method)
+            loop = mh.join(model, make_optimizer(model), strategy="sync", **options)
             hands = stack.enter_context(loop)
-            name = OURS if method == "none" else f"{OURS}, {method}"
             steps[name] = lambda x, m=model, h=hands: h.step(loss_of(m, x))  # type: ignore[misc]
         make_torch_group("gloo")
-        steps |= ddp_steps(asked.quick, asked.rank)
+        steps |= ddp_steps(asked)
 
         def way(step: Callable[[Tensor], None]) -> Callable[[], float]:
             return lambda: seconds(lambda i: step(data[i % 8]), asked.steps, comm.Barrier)
@@ -188,11 +196,12 @@ def make_records(
     facts = {"parameters": parameters, "hosts": hosts, "bandwidth": asked.bandwidth,
              "best buckets": best, "batch_size": asked.batch_size, "rank": asked.rank,
              "all": found}  # fmt: skip
-    exact = {name: found[name] for name in found if "," not in name or name in tuned}
+    unnamed = {name for name in found if "," not in name}
+    exact = {name: found[name] for name in found if name in {OVERLAP, *unnamed, *tuned}}
     bars = {best: (1.05, False)} if slow else {DDP: (1.15, False), best: (1.05, False)}
     what = f"a step between {hosts} hosts, {asked.bandwidth}"
     records = [record(what, exact, unit="ms", ours=OURS, bars=bars, **facts)]
-    for method in list_methods(asked.rank):
+    for method in list_methods(asked):
         mine = f"{OURS}, {method}"
         some = {name: found[name] for name in [mine, ALONE, OURS, DDP, *hooks]}
         limits = {hooks[0]: (1.3, False), hooks[1]: (1.1, False)}
@@ -235,13 +244,13 @@ def train(asked: argparse.Namespace) -> None:
         return torch.stack([source[s : s + length] for s in starts.tolist()]).long()
 
     found: Found = {}
-    for method in ["none", *list_methods(asked.rank)]:
-        losses = found.setdefault(OURS if method == "none" else f"{OURS}, {method}", [])
+    for name, options in list_ours(asked).items():
+        losses = found.setdefault(name, [])
         for seed in range(asked.seeds):
             model = make_model(asked.quick, seed)
             generator = torch.Generator().manual_seed(1000 * seed + comm.rank)
             optimizer = make_optimizer(model)
-            with mh.join(model, optimizer, strategy="sync", compress=method) as hands:
+            with mh.join(model, optimizer, strategy="sync", **options) as hands:
                 for _ in range(asked.train_steps):
                     hands.step(loss_of(model, draw(text, generator, batch)))
             judge = torch.Generator().manual_seed(0)
@@ -330,6 +339,7 @@ def main() -> None:
     options.add_argument("--train-steps", type=int, default=0, help="also compare losses")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--quick", action="store_true", help="a tiny model: only to try it")
+    options.add_argument("--exact", action="store_true", help="without compression")
     options.add_argument("--out", type=Path, required=True, help="where the records go")
     options.add_argument("--role", default="labs", help=argparse.SUPPRESS)
     options.add_argument("--bandwidth", help=argparse.SUPPRESS)

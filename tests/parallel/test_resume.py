@@ -98,7 +98,12 @@ def at(folder, step):
 OWN = ("easgd.py:EASGD", "slowmo.py:SlowMo", "scaffold.py:SCAFFOLD", "sign_sgd.py:SignSGD")
 EXAMPLES = Path(__file__).parents[2] / "examples/strategies"
 STRATEGIES = {
-    "sync": [mh.Sync(), mh.Sync(compress="topk:0.1"), mh.Sync(compress="powersgd:1")],
+    "sync": [
+        mh.Sync(),
+        mh.Sync(compress="topk:0.1"),
+        mh.Sync(compress="powersgd:1"),
+        mh.Sync(overlap=True),
+    ],
     "averaging": [
         mh.Averaging(),
         mh.Averaging(period=7),

@@ -10,6 +10,7 @@ import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.data import store
 from manyhands.errors import ConfigError
+from manyhands.strategies.sync import overlapped_sum
 
 
 @pytest.fixture(params=["torch:mpi4py", "torch:gloo"])
@@ -25,8 +26,12 @@ STREAMED = mh.Averaging(
 )
 
 
-@pytest.mark.parametrize("strategy", ["sync", "averaging", STREAMED, "gossip"], ids=str)
-def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
+OVERLAPPED = mh.Sync(overlap=True)
+
+
+@pytest.mark.parametrize("strategy", ["sync", OVERLAPPED, "averaging", STREAMED, "gossip"], ids=str)
+def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path, monkeypatch):
+    monkeypatch.setattr(overlapped_sum, "BUCKET_BYTES", 200)
     data = store("blobs", tmp_path / "data")
     given = {"strategy": strategy, "dtype": "float64", "epochs": 1, "batch_size": 60, "limit": 600}
     ends = []
@@ -36,7 +41,7 @@ def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path):
         worker = train(smooth, data, WORLD, folder, comm=comm, **given)
         ends.append(worker.config.strategy.consensus(worker).clone())
     assert distance(*ends) < 1e-12
-    named = {"gossip": "exchange", STREAMED: "exchange parts"}
+    named = {"gossip": "exchange", STREAMED: "exchange parts", OVERLAPPED: "exchange parts"}
     counted = named.get(strategy, f"allreduce {over}")
     if WORLD.size > 1:
         assert worker.comm.meter.costs[counted].payload > 0

@@ -136,3 +136,46 @@ def test_a_worker_that_fails_ends_all(launcher, where, tmp_path):
     assert done.returncode != 0
     assert done.stderr.count("ValueError: a bad day") == 1
     assert "not reached" not in done.stdout
+
+
+OVERLAPS = """
+import sys, time
+import torch
+import manyhands as mh
+
+class Stuck(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if hands.rank == 1 and step == 3:
+            if sys.argv[1] == "fails":
+                raise ValueError("a bad day")
+            time.sleep(600)
+        return gradient
+
+first, second = torch.nn.Linear(3, 600), torch.nn.Linear(600, 600)  # more than a bucket
+model = torch.nn.Sequential(first, second)
+with mh.join(model, torch.optim.SGD(model.parameters(), lr=1e-3), overlap=True, timeout=5) as hands:
+    for step in range(10):
+        hands.step(second(Stuck.apply(first(torch.randn(4, 3)))).square().mean())
+print("not reached")
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("fails", "a bad day"), ("hangs", r"missing: rank 1 \(in its own code, step 3\)")],
+)
+def test_a_worker_lost_while_its_gradients_travel_ends_all(launcher, how, told, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(OVERLAPS)
+    done = started(launcher, script, how)
+    assert done.returncode != 0
+    assert "not reached" not in done.stdout
+    assert re.search(told, done.stderr)
+    assert "Fatal Python error" not in done.stderr
+    assert "Segmentation" not in done.stderr

@@ -37,6 +37,27 @@ class Ready:
         return self.values
 
 
+class Exchange(Protocol):
+    """Messages that are under way; a call waits until all of them have arrived."""
+
+    def __call__(self) -> None:
+        """Wait until all messages have arrived, and count them."""
+
+    def arrived(self) -> bool:
+        """Return whether all have arrived, without waiting; makes progress."""
+
+
+class Arrived:
+    """Messages of which there are none."""
+
+    def __call__(self) -> None:
+        """Do nothing."""
+
+    def arrived(self) -> bool:
+        """Return True."""
+        return True
+
+
 class Communicator(Protocol):
     """A group of workers.
 
@@ -63,12 +84,13 @@ class Communicator(Protocol):
         """
 
     def exchange_parts(
-        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
-    ) -> Callable[[], None]:
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor], tag: int = 0
+    ) -> Exchange:
         """Begin to send each worker its part, and to receive others' parts; all in host memory.
 
         A part may be longer or shorter than what is received for it. Returns what ends the
-        exchange, as `exchange` does.
+        exchange, as `exchange` does. Exchanges of one tag are matched in the order in which they
+        begin; those of two tags may begin in another order on every worker.
         """
 
     def progress(self) -> None:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from manyhands.allreduce import ALGORITHMS, Metered, choose
 from manyhands.allreduce.private import channel
 from manyhands.allreduce.shared_memory import Through, reduce_through
-from manyhands.comm.communicator import Pending, Ready
+from manyhands.comm.communicator import Exchange, Pending, Ready
 from manyhands.comm.meter import Meter
 from manyhands.comm.own_allreduce import OwnAllReduce
 from manyhands.launch.environment import flush_output
@@ -118,21 +118,10 @@ class MPICommunicator:
         return end
 
     def exchange_parts(
-        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
-    ) -> Callable[[], None]:
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor], tag: int = 0
+    ) -> Exchange:
         """Begin an exchange of parts, as `Communicator` describes it; the result ends it."""
-        group, sent = channel(self.comm), sum(part.nbytes for part in parts.values())
-        begin = time.perf_counter()
-        requests = [group.comm.Irecv(theirs.numpy(), rank) for rank, theirs in received.items()]
-        requests += [group.comm.Isend(part.numpy(), rank) for rank, part in parts.items()]
-        begun = time.perf_counter() - begin
-
-        def end() -> None:
-            begin = time.perf_counter()
-            group.wait(*requests)
-            self.meter.add_parts(sent, len(parts), begun + time.perf_counter() - begin)
-
-        return end
+        return _Parts(self, parts, received, tag)
 
     def progress(self) -> None:
         """Make progress on exchanges that have begun."""
@@ -193,6 +182,35 @@ class MPICommunicator:
         """End all processes that MPI started, with that exit code, once our output is passed on."""
         flush_output()
         self.comm.Abort(code)
+
+
+class _Parts:
+    """An exchange of parts in progress."""
+
+    def __init__(
+        self,
+        comm: MPICommunicator,
+        parts: Mapping[int, Tensor],
+        received: Mapping[int, Tensor],
+        tag: int,
+    ) -> None:
+        self._group, self._meter = channel(comm.comm), comm.meter
+        self._sent, self._count = sum(part.nbytes for part in parts.values()), len(parts)
+        begin, group = time.perf_counter(), self._group.comm
+        self._requests = [group.Irecv(their.numpy(), rank, tag) for rank, their in received.items()]
+        self._requests += [group.Isend(part.numpy(), rank, tag) for rank, part in parts.items()]
+        self._seconds = time.perf_counter() - begin
+
+    def __call__(self) -> None:
+        """Wait until all parts have arrived."""
+        begin = time.perf_counter()
+        self._group.wait(*self._requests)
+        seconds = self._seconds + time.perf_counter() - begin
+        self._meter.add_parts(self._sent, self._count, seconds)
+
+    def arrived(self) -> bool:
+        """Return whether all have arrived."""
+        return bool(MPI.Request.Testall(self._requests))
 
 
 class _Maximum:

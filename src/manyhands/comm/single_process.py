@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from manyhands.comm.communicator import Ready
+from manyhands.comm.communicator import Arrived, Exchange, Ready
 from manyhands.comm.meter import Meter
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ class SingleProcess:
         return lambda: None
 
     def exchange_parts(
-        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
-    ) -> Callable[[], None]:
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor], tag: int = 0
+    ) -> Exchange:
         """Do nothing."""
-        return lambda: None
+        return Arrived()
 
     def progress(self) -> None:
         """Do nothing."""

@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.comm.communicator import Communicator
+    from manyhands.comm.communicator import Communicator, Exchange
 
 
 class StagedComm:
@@ -59,10 +59,10 @@ class StagedComm:
         return end
 
     def exchange_parts(
-        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
-    ) -> Callable[[], None]:
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor], tag: int = 0
+    ) -> Exchange:
         """Begin an exchange of parts, which are in the host's memory already."""
-        return self._inner.exchange_parts(parts, received)
+        return self._inner.exchange_parts(parts, received, tag)
 
     def progress(self) -> None:
         """Make progress on exchanges that have begun."""

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyhands.comm.communicator import Ready
+from manyhands.comm.communicator import Exchange, Ready
 from manyhands.comm.meter import Meter
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch.environment import flush_output, torch_group
@@ -125,23 +126,15 @@ class TorchCommunicator:
         return end
 
     def exchange_parts(
-        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
-    ) -> Callable[[], None]:
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor], tag: int = 0
+    ) -> Exchange:
         """Begin an exchange of parts, as `Communicator` describes it; the result ends it."""
-        group, sent = self._vectors, sum(part.nbytes for part in parts.values())
+        group = self._vectors
         begin = time.perf_counter()
-        works = [dist.irecv(theirs, rank, group) for rank, theirs in received.items()]
-        works += [dist.isend(part, rank, group) for rank, part in parts.items()]
-        begun = time.perf_counter() - begin
-
-        def end() -> None:
-            begin = time.perf_counter()
-            for work in works:
-                if work is not None:
-                    work.wait()
-            self.meter.add_parts(sent, len(parts), begun + time.perf_counter() - begin)
-
-        return end
+        works = [dist.irecv(theirs, rank, group, tag) for rank, theirs in received.items()]
+        works += [dist.isend(part, rank, group, tag) for rank, part in parts.items()]
+        sent = sum(part.nbytes for part in parts.values())
+        return _Parts(works, sent, len(parts), self.meter, time.perf_counter() - begin)
 
     def progress(self) -> None:
         """Do nothing: the group's threads make progress by themselves."""
@@ -207,3 +200,27 @@ class TorchCommunicator:
     def _count(self, operation: str, vector: Tensor, begin: float) -> None:
         seconds = time.perf_counter() - begin
         self.meter.add(operation, payload=vector.nbytes, sent=None, messages=None, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """An exchange of parts in progress; it has sent so many bytes, in so many messages."""
+
+    works: list[dist.Work | None]
+    sent: int
+    messages: int
+    meter: Meter
+    seconds: float
+
+    def __call__(self) -> None:
+        """Wait until all parts have arrived."""
+        begin = time.perf_counter()
+        for work in self.works:
+            if work is not None:
+                work.wait()
+        seconds = self.seconds + time.perf_counter() - begin
+        self.meter.add_parts(self.sent, self.messages, seconds)
+
+    def arrived(self) -> bool:
+        """Return whether all have arrived."""
+        return all(work is None or work.is_completed() for work in self.works)

@@ -36,7 +36,8 @@ class Option:
     """One option: its type, its default, its owners and its tags.
 
     The owners are "run", "private", or the names of strategies and optimizers. A number, and only a
-    number, has a range `within` which it must be. `group` is its heading in the help.
+    number, has a range `within` which it must be. `group` is its heading in the help. `late` names
+    the owners whose runs' ids in a sweep it is part of only if changed.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Option:
     within: Range | None = None
     tags: Tags = field(default_factory=Tags)
     group: str = ""
+    late: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if _is_number(self.type) != (self.within is not None):
@@ -66,10 +68,14 @@ class Option:
         owned = any(command in _list_commands(owner) for owner in self.owners)
         return owned or command in self.tags.commands
 
-    def is_hashed(self, value: Any) -> bool:
-        """Say whether the option is part of a run's id in a sweep, with this value."""
-        rule = self.tags.hashed
-        return rule == "always" or (rule == "if changed" and value != self.default)
+    def is_hashed(self, value: Any, strategy: str) -> bool:
+        """Say whether the option is part of the id of that strategy's run, with this value."""
+        if self.tags.hashed == "never":
+            return False
+        late = self.tags.hashed == "if changed"
+        if strategy in self.owners:
+            late = strategy in self.late
+        return not late or bool(value != self.default)
 
 
 def _list_commands(owner: str) -> tuple[Command, ...]:
@@ -90,6 +96,7 @@ def _read_declarations(kind: type, owner: str) -> list[Option]:
         Option(
             f.name, hints[f.name], f.default, help, (owner,), within, tags,
             homes[f.name] if kind is RunConfig else own,
+            (owner,) if tags.hashed == "if changed" else (),
         )
         for f in fields(kind)
         if f.name not in _RUN_ONLY and f.default is not MISSING
@@ -149,17 +156,17 @@ def _merge(known: Option, other: Option) -> Option:
 
     What the chosen strategy itself declares is checked beside (`_check_own_options`).
     """
-    owners = (*known.owners, *other.owners)
+    owners, late = (*known.owners, *other.owners), (*known.late, *other.late)
     default = other.default if known.default == other.default else None
     if known.type == other.type and known.within == other.within:
-        return replace(other, default=default, owners=owners)
+        return replace(other, default=default, owners=owners, late=late)
     kind = known.type if known.type == other.type else known.type | other.type
     within = None
     if _is_number(kind) and known.within and other.within:
         both = known.within, other.within
         low, high = min(each.low for each in both), max(each.high for each in both)
         within = Range(low, high, whole=all(each.whole for each in both))
-    return replace(known, type=kind, within=within, default=default, owners=owners)
+    return replace(known, type=kind, within=within, default=default, owners=owners, late=late)
 
 
 def _check_own_options(strategy: type, values: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
     from manyhands.model.batchnorm import SharedStatistics
     from manyhands.model.dropout import Masks, Rows
+    from manyhands.model.early_gradients import EarlyGradients
     from manyhands.model.metrics import Metric
 
 _LARGE = 1 << 18  # numbers in the vector from which on passes over it cost more than calls
@@ -109,8 +110,10 @@ class Replica:
         """The number of trainable parameters."""
         return self.params.numel()
 
-    def gradient(self, x: Tree, y: Tree, weight: float = 1.0) -> Loss:
-        """Fill `grad` with the gradient of the batch's mean loss, times `weight`."""
+    def gradient(
+        self, x: Tree, y: Tree, weight: float = 1.0, by: EarlyGradients | None = None
+    ) -> Loss:
+        """Fill `grad` with the gradient of the batch's mean loss, times `weight`, maybe `by` it."""
         examples, pieces = batch_tree.count_examples(x), self.pieces
         mean, right = 0.0, 0
         at_once = pieces == 1 and not self.watched
@@ -136,7 +139,7 @@ class Replica:
                 with self.recomputing():
                     backward(begin)
             else:
-                self._fill(begin, weight if at_once else 1.0)
+                self._fill(begin, weight if at_once else 1.0, by if at_once else None)
                 filled = True
             mean += weighted.item()
             right += self.correct(output, some[1])
@@ -168,7 +171,7 @@ class Replica:
         for (_, p), view in zip(self.named, self._grads, strict=True):
             p.grad = view
 
-    def _fill(self, loss: Tensor, weight: float) -> None:
+    def _fill(self, loss: Tensor, weight: float, by: EarlyGradients | None) -> None:
         """Fill `grad` with the gradient of `loss`, times `weight`.
 
         Backward leaves its own tensors with parameters that have no gradient yet; with one, even of
@@ -177,7 +180,13 @@ class Replica:
         for _, p in self.named:
             p.grad = None
         with self.recomputing():
-            backward(loss)
+            if not by:
+                backward(loss)
+            else:
+                by.fill(lambda: backward(loss), weight)
+                for (_, p), view in zip(self.named, self._grads, strict=True):
+                    p.grad = view
+                return
         large = self.grad.numel() >= _LARGE
         moved: tuple[list[Tensor], list[Tensor]] = ([], [])
         for (_, p), view in zip(self.named, self._grads, strict=True):

@@ -17,6 +17,7 @@ from manyhands.strategies.definition import check_methods
 from manyhands.worker.abilities import Checkpointable, Regroupable, SplitsModel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -104,6 +105,13 @@ class WorkerView(Protocol):
         The sum over all workers is the gradient of the whole batch. The vector is the worker's own
         memory: the next call overwrites it. Shape (dim,); in your own loop (`manyhands.join`) a few
         more numbers follow.
+        """
+
+    def watch_backward(self, ready: Callable[[int], None]) -> Tensor:
+        """Let `gradient` call `ready` during backward; return the vector that it fills.
+
+        `ready` gets the number of each parameter in `replica.named` once that one's gradient, times
+        the weight, is in its place. It may never be called: after `gradient` all are there.
         """
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from manyhands.config.parse import Slow
     from manyhands.data.plan import Shares
+    from manyhands.model.early_gradients import EarlyGradients
     from manyhands.model.kernels.cuda_graphs import Graphs
     from manyhands.model.lr_schedule import Rate
     from manyhands.privacy.mechanism import Mechanism
@@ -31,6 +32,7 @@ class Computation:
         rate: Changes the learning rate over the run.
         planned: The steps of each worker, for the rate.
         parts: Returns the workers' parts of a batch at a step of the run, where they change.
+        early: Moves gradients during backward, where the strategy watches it.
     """
 
     mechanism: Mechanism | None = None
@@ -40,6 +42,7 @@ class Computation:
     rate: Rate | None = None
     planned: list[int] = field(default_factory=list)
     parts: Callable[[int], Sequence[int]] | None = None
+    early: EarlyGradients | None = None
 
     def shares(self, before: int) -> Shares | None:
         """Return the workers' parts at each step of an epoch; None where they are fixed.

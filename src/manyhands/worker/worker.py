@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
@@ -234,11 +234,20 @@ class Worker:
                 if graphs.full or self.comm.size > 1:
                     self.settle()  # a sum would wait for the gradient, and count it as its own time
             else:
-                self.note_loss(self.replica.gradient(batch.x, batch.y, weight))
+                early = self.computation.early
+                self.note_loss(self.replica.gradient(batch.x, batch.y, weight, early))
                 weight = 1.0
         if weight != 1.0:
             self.replica.grad.mul_(weight)
         self.clock.computed.append(time.monotonic())
+        return self.replica.grad
+
+    def watch_backward(self, ready: Callable[[int], None]) -> Tensor:
+        """Let `gradient` call `ready` during backward; return the vector that it fills."""
+        from manyhands.model.early_gradients import EarlyGradients
+
+        early = EarlyGradients(self.replica.named, self.replica.grad, ready)
+        self.computation.early = early
         return self.replica.grad
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:

@@ -88,6 +88,8 @@ def _sync(strategy: Any, case: Case, workers: int) -> Forecast:
         talking, notes = estimate_allreduce(case.known, placement, strategy.allreduce)
     else:
         talking, notes = estimate_compressed(case.known, placement, strategy.compress)
+    if strategy.overlap:
+        notes = (*notes, "sync with overlap: as without it; backward hides a part of the exchange")
     return _together(case.known, placement, talking=talking, every=1, notes=notes)
 
 
@@ -351,7 +353,8 @@ def label(strategy: StrategySpec) -> str:
 
 def _is_named(strategy: Any, name: str) -> bool:
     """Say whether an option is named whatever its value: the all-reduce, where one is used."""
-    return strategy.name == "sync" and name == "allreduce" and strategy.compress == "none"
+    summed = strategy.name == "sync" and strategy.compress == "none" and not strategy.overlap
+    return summed and name == "allreduce"
 
 
 def _format_option(strategy: Any, name: str, value: Any) -> str:
@@ -373,7 +376,7 @@ def list_variants(names: Sequence[str], asked: Mapping[str, Any]) -> list[Strate
     for name in names:
         kind: Any = find_strategy(name)
         given = {n: v for n, v in asked.items() if name in table[n].owners}
-        if name == "sync" and not {"allreduce", "compress"} & set(given):
+        if name == "sync" and not {"allreduce", "compress", "overlap"} & set(given):
             variants += [kind(allreduce=a) for a in ALL_REDUCES]
         else:
             variants.append(kind(**given))

@@ -303,8 +303,8 @@ def _check_and_flatten(
     if "model" not in (carried or {}) and ":" not in config.model:
         validate.one_of(MODELS, model=config.model)
         config.strategy.check_model(layers=MODELS[config.model])
-    known, flat = options(), flatten(config).items()
-    return {name: v for name, v in flat if name not in known or known[name].is_hashed(v)}
+    known, flat, strategy = options(), flatten(config).items(), config.strategy.name
+    return {name: v for name, v in flat if name not in known or known[name].is_hashed(v, strategy)}
 
 
 def _hash_case(config: Mapping[str, Any]) -> str:

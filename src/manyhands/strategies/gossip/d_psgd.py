@@ -58,7 +58,7 @@ class Gossip(GossipSpec, Strategy, Regroupable):
     topology: Topology = option(
         "ring", "who exchanges with whom; pairs: a random matching each step"
     )
-    overlap: bool = option(False, "exchange while the gradient is computed, as in the D-PSGD paper")
+    overlap: bool = option(False, "exchange while the gradient is computed")
     asynchronous: bool = option(
         False, "each worker averages with one neighbour at a time, without waiting (AD-PSGD)"
     )

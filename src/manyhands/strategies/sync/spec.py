@@ -31,6 +31,7 @@ class SyncSpec(StrategySpec):
 
     allreduce: str
     compress: str
+    overlap: bool
 
     @property
     def supports(self) -> Supports:
@@ -51,9 +52,18 @@ class SyncSpec(StrategySpec):
                 "what it sends in its own way; the all-reduce would be ignored: leave one of "
                 "them out"
             )
+        for name, value, default, reason in (
+            ("compress", self.compress, "none", "compresses the whole gradient"),
+            ("allreduce", self.allreduce, "auto", "would be ignored: buckets have their own sum"),
+        ):
+            if self.overlap and value != default:
+                raise ConfigError(
+                    f"overlap is given with {name} {value!r}, which {reason}; leave one of them out"
+                )
 
     def validate(self, config: RunConfig) -> None:
-        """Refuse to compress on GPUs, and gradients that carry a part of the noise."""
+        """Refuse what compression and overlap cannot work with."""
+        self._check_overlap(config)
         if self.compress == "none":
             return
         if config.device == "cuda":
@@ -68,3 +78,31 @@ class SyncSpec(StrategySpec):
                 "sum, so ε would not cover it; add distrust, with which every message carries "
                 "the full noise, or leave compress out"
             )
+
+    def _check_overlap(self, config: RunConfig) -> None:
+        """Refuse overlap where a gradient is not ready during one backward pass on a CPU."""
+        reasons = {
+            "device": (config.device == "cuda", "gradients are exchanged early on CPUs only"),
+            "on_failure": (
+                config.on_failure == "continue",
+                "of a worker that dies, half a gradient could be used",
+            ),
+            "accumulate": (
+                config.accumulate > 1,
+                "a gradient is ready only after the last piece",
+            ),
+            "sync_batchnorm": (
+                config.sync_batchnorm,
+                "its layers exchange during backward, too",
+            ),
+            "privacy": (
+                config.privacy is not None,
+                "a private gradient may leave only when its noise is in",
+            ),
+        }
+        for name, (given, reason) in reasons.items():
+            if self.overlap and given:
+                raise ConfigError(
+                    f"overlap is given with {name}={getattr(config, name)!r}, but {reason}; leave "
+                    "one of them out"
+                )

@@ -40,6 +40,8 @@ class Sync(SyncSpec, Strategy, Checkpointable):
           of examples and dropout masks belong to examples.
         - With `sync_batchnorm` that holds for BatchNorm, too: see `manyhands.model.batchnorm`.
         - All replicas are bit-identical after every step; they are hashed each epoch.
+        - With `overlap` two workers get the same bits as without, and more get the same sum up to
+          rounding.
         - With `compress` the sum is approximate (see `manyhands.comm.compression` for each method):
           the replicas stay bit-identical, one worker still equals `sequential`, and P workers
           differ from one by more than rounding.
@@ -47,6 +49,8 @@ class Sync(SyncSpec, Strategy, Checkpointable):
     `manyhands.comm.compression` where compressed); with `sync_batchnorm` two small ones more for
     each BatchNorm layer.
     Workers of one host update a large model together, each a part (see `sharded_update.py`).
+    With `overlap` the sum begins while backward computes (see `overlapped_sum.py`): for each bucket
+    of 1 MB, P − 1 messages, and with P > 2 as many again; 2 (P − 1) / P times the bytes of dim.
     """
 
     name: ClassVar[str] = "sync"
@@ -55,6 +59,9 @@ class Sync(SyncSpec, Strategy, Checkpointable):
         "none",
         "send less, approximately: fp16, bf16, int8, topk:FRACTION or powersgd:RANK",
         tags=Tags(hashed="if changed"),
+    )
+    overlap: bool = option(
+        False, "exchange while the gradient is computed", tags=Tags(hashed="if changed")
     )
 
     def __post_init__(self) -> None:
@@ -69,8 +76,12 @@ class Sync(SyncSpec, Strategy, Checkpointable):
         worker.state = worker.state or choose_update(worker, self.allreduce)
 
     def begin(self, worker: WorkerView) -> None:
-        """Compress from the first step on, if requested."""
+        """Compress or overlap from the first step on, if requested."""
         worker.state = None
+        if self.overlap and worker.comm.size > 1:
+            from manyhands.strategies.sync.overlapped_sum import OverlappedSum
+
+            worker.state = OverlappedSum(worker)
         if self.compress != "none":
             from manyhands.strategies.sync.compressed_sum import CompressedSum
 
@@ -78,8 +89,12 @@ class Sync(SyncSpec, Strategy, Checkpointable):
 
     def run(self, worker: Worker) -> None:
         """Train: gradient of my part, sum over all, the same update everywhere."""
-        for batch in worker.batches():
-            self.apply(worker, self.gradient(worker, batch))
+        try:
+            for batch in worker.batches():
+                self.apply(worker, self.gradient(worker, batch))
+        finally:
+            if early := worker.computation.early:
+                early.close()
 
     def gradient(self, worker: Worker, batch: Batch) -> Tensor:
         """Return the gradient of my part; with `sync_batchnorm`, collective.
@@ -117,7 +132,7 @@ class Sync(SyncSpec, Strategy, Checkpointable):
 
     def apply(self, worker: WorkerView, gradient: Tensor) -> None:
         """Sum the gradient over the workers and update."""
-        if worker.state:  # it is compressed, or a large model on one host
+        if worker.state:  # it is compressed, overlapped, or a large model on one host
             worker.state.step(worker, gradient)
         else:
             worker.allreduce(gradient, self.allreduce)

@@ -128,7 +128,8 @@ def describe_strategy(strategy: Any) -> str:
     """
     table = options()
     values = {f.name: getattr(strategy, f.name) for f in fields(strategy)}
-    old = {n: v for n, v in values.items() if n not in table or table[n].is_hashed(v)}
+    name = strategy.name
+    old = {n: v for n, v in values.items() if n not in table or table[n].is_hashed(v, name)}
     return f"{type(strategy).__qualname__}({', '.join(f'{n}={v!r}' for n, v in old.items())})"
 
 

@@ -130,9 +130,7 @@ class Hands:
             clip_norm: Clip the gradient to this norm: the summed gradient in `sync`, each worker's
                 gradient in other strategies.
         """
-        if loss is not None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        self._loop.do(examples, clip_norm)
+        self._loop.do(examples, clip_norm, loss)
         if self._watched:
             self._watched.stepped(self._loop.step)
 

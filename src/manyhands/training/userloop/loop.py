@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from manyhands.config.declare import NON_NEGATIVE, POSITIVE
 from manyhands.errors import ConfigError
+from manyhands.model.early_gradients import EarlyGradients
 from manyhands.model.replica import Replica
 from manyhands.strategies.strategy import Strategy, consensus_of, strategy_of
 from manyhands.training.process.agreement import check_same_model
@@ -44,6 +46,8 @@ class UserLoop:
         self.state: Any = None
         self.step = 0
         self._clip: float | None = None
+        self._early: EarlyGradients | None = None
+        self._loss: Tensor | None = None  # whose backward pass is part of the step
         self._worths: list[BatchWeight] = []  # of the batches since the last step
         self.seeded = False
         self.claims: dict[Path, Claim] = {}  # folders that this loop has locked
@@ -80,8 +84,12 @@ class UserLoop:
             torch.manual_seed(int(seeds.generate_state(1)[0]))
         self.seeded = True
 
-    def do(self, examples: float | None, clip_norm: float | None) -> None:
-        """Do one update with the present gradients."""
+    def do(
+        self, examples: float | None, clip_norm: float | None, loss: Tensor | None = None
+    ) -> None:
+        """Do one update with the present gradients and those of `loss`."""
+        if loss is not None and not self._early:
+            loss.backward()  # type: ignore[no-untyped-call]
         self.check_home()
         NON_NEGATIVE.check("examples", examples)
         POSITIVE.check("clip_norm", clip_norm)
@@ -100,30 +108,46 @@ class UserLoop:
                 "part counts differently in each; step after each of them, or leave out the last "
                 "batch of an epoch (drop_last=True)"
             )
-        self._clip = clip_norm
+        self._clip, self._loss = clip_norm, loss if self._early else None
         strategy_of(self.config).step(self, worth or BatchWeight(1 / size, size, 1))
         self.step += 1
 
     def gradient(self, batch: BatchWeight) -> Tensor:
         """Return what backward left, times the weight; then 1 for each tensor that has one."""
         dim = self.replica.dim
+        if self._early:
+            self._early.fill(self._backward, batch.weight if batch.examples else 0.0)
+        reached = [p.grad is not None for _, p in self.replica.named]
         for (name, p), view in zip(self.replica.named, self._grads, strict=True):
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise ConfigError(f"{name} has a sparse gradient; expected sparse=False")
+            if self._early:
+                continue
             if p.grad is None:
                 view.zero_()
-            elif p.grad.layout != torch.strided:
-                raise ConfigError(f"{name} has a sparse gradient; expected sparse=False")
             else:
                 view.copy_(p.grad)
-        reached = [p.grad is not None for _, p in self.replica.named]
         if not any(reached):
             raise ConfigError(
                 "no parameter has a gradient; expected step(loss), or loss.backward() before step()"
             )
-        if not batch.examples:
+        if self._early:
+            pass
+        elif not batch.examples:
             self._sent.zero_()
         elif batch.weight != 1.0:
             self._sent[:dim].mul_(batch.weight)
         self._sent[dim:] = torch.tensor(reached, dtype=self._sent.dtype)
+        return self._sent
+
+    def _backward(self) -> None:
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def watch_backward(self, ready: Callable[[int], None]) -> Tensor:
+        """Let `gradient` do the backward pass of a step's loss, and call `ready` meanwhile."""
+        self._early = EarlyGradients(self.replica.named, self._sent, ready)
         return self._sent
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:
@@ -174,6 +198,8 @@ class UserLoop:
     def leave(self) -> None:
         """Give every parameter its own memory again, and unlock the checkpoint folders."""
         self.unlock()
+        if self._early:
+            self._early.close()
         for _, p in self.replica.named:
             p.data = p.data.clone()
         self._clear()

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.comm import Communicator
+    from manyhands.comm.communicator import Exchange
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,14 +124,27 @@ class WatchedComm:
         return self._watched(self._group.exchange(vector, received))
 
     def exchange_parts(
-        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor]
-    ) -> Callable[[], None]:
+        self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor], tag: int = 0
+    ) -> Exchange:
         """Begin to exchange parts; the result waits for them."""
-        return self._watched(self._group.exchange_parts(parts, received))
+        begun = self._group.exchange_parts(parts, received, tag)
+        return _WatchedExchange(begun.arrived, self._watched(begun))
 
     def begin_maximum(self, values: np.ndarray) -> Ready:
         """Return the maximum at once, so that the board shows which worker waits."""
         return Ready(self.maximum(values))
+
+
+@dataclass(frozen=True)
+class _WatchedExchange:
+    """An exchange whose end the board shows."""
+
+    arrived: Callable[[], bool]
+    end: Callable[[], None]
+
+    def __call__(self) -> None:
+        """Wait until all messages have arrived."""
+        self.end()
 
 
 def _hold_leader_folder(folder: Path) -> Callable[[], None]:
