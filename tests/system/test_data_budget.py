@@ -1,20 +1,29 @@
 """One budget for all private runs on a data set: every way to start a run is held to it."""
 
 import json
+import shutil
+from contextlib import suppress
 
 import pytest
-import torch
 from running import manyhands
 
 import manyhands as mh
 from manyhands.errors import ConfigError
-from manyhands.privacy.budget import Budget
-from manyhands.privacy.fingerprint import load_key
 
 BLOBS = {"model": "mlp", "data": "blobs", "kernels": "default", "batch_size": 50, "progress": False}
 ALONE = {**BLOBS, "strategy": "sequential", "workers": 1, "epochs": 1}
 NOISE = mh.Privacy(noise_multiplier=3.0)  # one run fits, a second only if it is half as long
 FLAGS = ("--data", "blobs", "--model", "mlp", "--batch-size", 50, "--epochs", 1)
+
+
+class Look:
+    """Removes the run's folder after an epoch."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_epoch(self, *_, **__):
+        shutil.rmtree(self.folder)
 
 
 @pytest.fixture
@@ -75,13 +84,20 @@ def test_a_sweep_is_refused_as_a_whole_or_reserved_as_a_whole(place):
     assert state(place) == after
 
 
-def test_what_is_refused_before_its_first_step_gives_its_reservation_back(place):
-    """A worker refuses the model, after the cost was reserved."""
-    model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.BatchNorm1d(8))
-    given = {**ALONE, "model": model, "privacy": mh.Privacy(noise_multiplier=3.0)}
-    with pytest.raises(ConfigError, match="mixes the examples"):
-        mh.fit(**given, output=str(place / "run"))
-    assert state(place)["runs"] == 0
-    account = Budget.find(state(place)["fingerprint"], load_key())
-    assert account
-    assert len(account.read().path.read_text().splitlines()) == 3  # head, reserved, released
+def test_what_is_refused_before_its_workers_start_gives_its_reservation_back(place):
+    taken = mh.fit(**ALONE, privacy=NOISE, output=str(place / "run"), max_steps=2)
+    before = state(place)
+    assert before["runs"] == 1
+    with pytest.raises(ConfigError, match="holds other things"):
+        mh.fit(**ALONE, privacy=NOISE, output=str(taken.output), max_steps=3)
+    assert state(place) == before
+
+
+def test_a_run_whose_folder_disappears_has_paid(place):
+    """The attack: look at the test accuracy, then remove the folder, so that the run fails."""
+
+    with suppress(Exception):
+        mh.fit(**ALONE, privacy=NOISE, output=str(place / "run"), callbacks=[Look(place / "run")],
+               callbacks_in="caller")  # fmt: skip
+    assert not (place / "run" / "ledger-0.jsonl").exists()
+    assert state(place)["runs"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -162,10 +163,10 @@ def compute_budget(
         "workers": config.workers,
     }
     together = replace(event, steps=event.steps * (runs or 1))
-    on_stage("computing what the best attack can reach")
+    on_stage("computing what attacks can reach")
     alphas = (*FALSE_POSITIVES, *CURVE)
     found = dict(zip(alphas, misses([together], alphas), strict=True))
-    all_of_them: Budget = {"tradeoff": [[a, round(found[a], 6)] for a in sorted(found)]}
+    all_of_them: Budget = {"tradeoff": [[a, _round_down(found[a])] for a in sorted(found)]}
     if runs is not None:
         cost = accountant.epsilon(together, terms.delta)
         all_of_them |= {"runs": runs, "epsilon_of_runs": cost}
@@ -192,7 +193,7 @@ def format_budget(budget: Budget) -> list[str]:
     from manyhands.privacy.tradeoff import FALSE_POSITIVES
 
     misses = dict(budget["tradeoff"])
-    found = ", ".join(f"{1 - misses[a]:.2%} at {a:.1%}" for a in FALSE_POSITIVES)
+    found = ", ".join(f"{_percent_detected(misses[a])} at {a:.1%}" for a in FALSE_POSITIVES)
     found += " of false accusations"
     runs, whose = budget.get("runs"), "the run"
     together = []
@@ -209,13 +210,24 @@ def format_budget(budget: Budget) -> list[str]:
         f"{budget['epsilon_rdp']:.4f} by RDP, a looser check",
         f"{budget['steps']:,} steps, each record in a step with probability {budget['rate']:.6g}",
         *together,
-        f"the best attack on {whose} detects a record with probability {found}",
+        f"no attack on {whose} detects a record with a probability of more than {found}",
         f"such a run ({budget['strategy']}, {many}) would state:",
         *(f"  {label}: {text}" for label, text in describe(budget)),
     ]
     if budget["epsilon_pld"] > 10:
         lines.append("note: an ε above 10 promises next to nothing")
     return lines
+
+
+def _round_down(bound: float) -> float:
+    """Return a lower bound to six digits: never above it."""
+    return float(Decimal(bound).quantize(Decimal("1e-6"), ROUND_FLOOR))
+
+
+def _percent_detected(misses: float) -> str:
+    """Return the rate that misses of six digits leave at the most, to two digits of a percent."""
+    detected = 1_000_000 - round(misses * 1_000_000)
+    return f"{-(-detected // 100) / 100:.2f}%"
 
 
 def write(budget: Budget, folder: Path) -> None:

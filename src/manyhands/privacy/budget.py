@@ -3,33 +3,36 @@
     LEDGER/budget-FINGERPRINT.jsonl
         {"schema": 1, "fingerprint": F, "epsilon": 8, "delta": 1e-6, "rule": "adaptive",
          "orders": […], "data": NAME, "since": TIME, "mac": M0}
-        {"run": ID, "events": {ID: [steps, rate, σ], …}, "place": FOLDER, "when": TIME, "mac": M1}
-        {"begun": ID, "mac": M2}           a planned run has started; it cannot start twice
-        {"released": ID, "mac": M3}        refused before its first step: it costs nothing
+        {"run": ID, "events": {ID: [steps, rate, σ], …}, "place": FOLDER, "when": TIME,
+         "stage": "planned" | "begun" | "started", "mac": M1}
+        {"begun": ID, "mac": M2}           a process has taken a planned run; no other one can
+        {"started": ID, "place": FOLDER, "mac": M3}     its workers are about to start
+        {"released": ID, "mac": M4}        refused before its workers started: it costs nothing
     ~/.config/manyhands/budgets/FINGERPRINT.json    the anchor: the ledger's place and last line
+    ~/.config/manyhands/budgets/FINGERPRINT.lock    the lock; it holds the ledger's place, too
 
 M_i is a keyed hash of M_{i−1} and the line; its key derives from the key of the fingerprints.
-A run is reserved, with all planned steps, before anything starts. What ends it later changes
-nothing: a bound holds for numbers of steps that are fixed beforehand (see `ledger`).
+A run is reserved, with all planned steps, before anything starts. What ends it after its workers
+started changes nothing: a bound holds for numbers of steps that are fixed beforehand (see
+`ledger`), and no folder of the user's decides whether a run has started.
 
 Guarantees: the runs in a ledger never cost more than its budget by its rule (`budget_filter`); of
 runs that start at once, no two take the same rest, since a file lock covers check and reservation;
-a run is on the disk before it starts; a ledger that is missing, edited or shorter than the anchor
-remembers is refused, and so is every run where the key of existing budgets is gone. Removing or
-restoring ledger and anchor together cannot be seen.
+a run is on the disk before it starts; what has started is never given back; a ledger that is
+missing, edited, without its anchor or shorter than that remembers is refused, and so is every run
+where the key of existing budgets is gone. Removing or restoring ledger and anchor together cannot
+be seen.
 """
 
 from __future__ import annotations
 
-import datetime
 import fcntl
 import hashlib
 import json
-import math
 import os
+import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,51 +42,20 @@ from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.budget_filter import RULES, Rule, choose_orders, spent
+from manyhands.privacy.budget_state import (
+    Plan,
+    State,
+    expect_fit,
+    merge_events,
+    now,
+    real_place,
+    to_lines,
+)
 from manyhands.privacy.fingerprint import key_path
 from manyhands.privacy.keys import derive_key
 
-Plan = tuple[str, Mapping[str, Event]]  # a run's folder, and its events by the ids of their runs
 SCHEMA = 1
-_MUCH, _CLOSE = 1e4, 1.002  # a noise multiplier that is searched: at the most, and how closely
 _HEAD = {"fingerprint", "epsilon", "delta", "rule", "orders", "since"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One reserved run: its folder, and whether it has started."""
-
-    place: str
-    begun: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """What a ledger says, every line verified.
-
-    Attributes:
-        epsilon: The budget, at `delta`.
-        delta: δ of the budget.
-        rule: How costs add up; see `budget_filter`.
-        orders: The Rényi orders of the rule "adaptive".
-        since: When the budget was set.
-        events: What counts, by the id of its run; initial weights count once.
-        entries: The reserved runs by id.
-        path: The ledger.
-    """
-
-    epsilon: float
-    delta: float
-    rule: Rule
-    orders: tuple[float, ...]
-    since: str
-    events: Mapping[str, Event]
-    entries: Mapping[str, Entry]
-    path: Path
-
-    def cost(self, more: Mapping[str, Event] | None = None) -> float:
-        """Return the epsilon of all runs, with `more` that are not reserved yet."""
-        together = {**self.events, **(more or {})}
-        return spent(together.values(), self.delta, self.rule, self.orders)
 
 
 class Budget:
@@ -104,7 +76,8 @@ class Budget:
         """Return the budget of a data set; None where it has none.
 
         Raises:
-            ConfigError: If budgets exist that another key made: which data they are of is unknown.
+            ConfigError: If budgets exist that another key made: which data they are of is unknown;
+                or if the ledger is there without its anchor.
         """
         known = {path.stem.partition("-")[0] for path in folder().glob("*-*.json")}
         if others := known - {fingerprint.partition("-")[0]}:
@@ -114,7 +87,14 @@ class Budget:
                 "these budgets up by removing their files"
             )
         found = cls(fingerprint, key)
-        return found if found.anchor.exists() else None
+        if not found.anchor.exists():
+            if found._find_ledger() is None:
+                return None
+            with found._locked():  # whoever sets it at this moment has set the anchor then
+                path = None if found.anchor.exists() else found._find_ledger()
+            if path is not None:
+                raise found._orphan_error(path)
+        return found
 
     @classmethod
     def create(
@@ -151,7 +131,7 @@ class Budget:
         accountant.expect_library()
         cls.find(fingerprint, key)
         made, orders = cls(fingerprint, key), choose_orders(epsilon, delta)
-        earlier = [event for _, each in counted.values() for event in each.values()]
+        earlier = merge_events(each for _, each in counted.values()).values()
         if (before := spent(earlier, delta, rule, orders)) > epsilon:
             raise ConfigError(
                 f"the budget is epsilon {epsilon:g}, but the counted runs cost {before:.4f} "
@@ -168,23 +148,24 @@ class Budget:
                     f"its promise. To give the promise up, remove {made.anchor} and its ledger"
                 )
             path = place / f"budget-{fingerprint}.jsonl"
-            head = {"schema": SCHEMA, "fingerprint": fingerprint, "epsilon": epsilon}
+            head: dict[str, Any] = {
+                "schema": SCHEMA,
+                "fingerprint": fingerprint,
+                "epsilon": epsilon,
+            }
             head |= {"delta": delta, "rule": rule, "orders": orders}
-            head |= {"data": data, "since": _now()}
-            line, mac = made._seal(head, "")
+            head |= {"data": data, "since": now()}
+            whole, mac = made._seal_all([head, *to_lines(counted, "started")], "")
+            made._lock.write_text(str(path), encoding="utf-8")
             try:
                 with path.open("xb") as file:
-                    file.write(line)
+                    file.write(whole)
                     file.flush()
                     os.fsync(file.fileno())
             except FileExistsError:
-                raise ConfigError(
-                    f"{path} exists without its anchor {made.anchor}, so what it counts is not "
-                    "known; restore the anchor, or move the ledger away to give its budget up"
-                ) from None
+                raise made._orphan_error(path) from None
             files.flush_folder(place)
-            made._set_anchor(path, 1, mac)
-        made.reserve(counted)
+            made._set_anchor(path, 1 + len(counted), mac)
         return made
 
     def read(self) -> State:
@@ -209,51 +190,89 @@ class Budget:
         with self._locked():
             state, lines, mac = self._read()
             new = {run: plan for run, plan in plans.items() if run not in state.entries}
-            more = {key: event for _, each in new.values() for key, event in each.items()}
-            if not new:
-                return
-            before, after = state.cost(), state.cost(more)
-            if after > state.epsilon:
-                what, fits = f"these {len(new)} runs", ""
-                if len(new) == 1:
-                    ((run, (_, events)),) = new.items()
-                    what, fits = "this run", _describe_fit(state, events[run])
-                raise ConfigError(
-                    f"the data set has a budget of epsilon {state.epsilon:g} at delta "
-                    f"{state.delta:g}, of which {before:.4f} is spent and "
-                    f"{max(0.0, state.epsilon - before):.4f} is left ({state.rule} rule); with "
-                    f"{what} all would cost {after:.4f}: give more noise, or fewer steps{fits} "
-                    f"(ledger: {state.path})"
-                )
-            entries = []
-            for run, (place, events) in new.items():
-                costs = {key: list(astuple(event)) for key, event in events.items()}
-                entries.append({"run": run, "events": costs, "place": place, "when": _now()})
-            self._append(state.path, entries, lines, mac)
+            if new:
+                expect_fit(state, new)
+                self._append(state.path, to_lines(new, "planned"), lines, mac)
 
-    def begin(self, place: str, event: Event) -> str | None:
-        """Start a run that a sweep reserved for a folder; return its id, None if there is none."""
+    def begin(self, place: str, event: Event, before: Mapping[str, Event]) -> str:
+        """Take the run that a sweep planned for a folder at the same cost, or reserve a new one.
+
+        Args:
+            place: The run's folder; empty where it is not known yet.
+            event: The run's own steps.
+            before: What private runs have spent on its initial weights, by their ids.
+
+        Returns:
+            The run's id. No other process gets it.
+
+        Raises:
+            ConfigError: If the budget does not allow the run.
+        """
         with self._locked():
             state, lines, mac = self._read()
-            for run, entry in state.entries.items():
-                if not entry.begun and entry.place == place and state.events[run] == event:
-                    self._append(state.path, [{"begun": run}], lines, mac)
-                    return run
-        return None
+            run = state.find_planned(place, event, before)
+            if run is not None:
+                self._append(state.path, [{"begun": run}], lines, mac)
+                return run
+            run = secrets.token_hex(8)
+            new = {run: (place, {**before, run: event})}
+            expect_fit(state, new)
+            self._append(state.path, to_lines(new, "begun"), lines, mac)
+            return run
+
+    def start(self, run: str, place: str) -> None:
+        """Note that a run's workers are about to start in a folder: it is not given back again."""
+        with self._locked():
+            state, lines, mac = self._read()
+            entry = {"started": run, "place": real_place(place)}
+            if run not in state.entries:
+                raise ConfigError(
+                    f"the budget of the data set has no run {run} (ledger: {state.path}); start it "
+                    "again"
+                )
+            self._append(state.path, [entry], lines, mac)
+
+    def resume(self, run: str, place: str, event: Event, before: Mapping[str, Event]) -> None:
+        """Let a run go on in its folder; in another folder it is a copy, and charged once more.
+
+        Args:
+            run: The id in the run's own ledger.
+            place: The folder it goes on in.
+            event: The run's own steps.
+            before: What private runs have spent on its initial weights, by their ids.
+
+        Raises:
+            ConfigError: If the budget does not allow it.
+        """
+        here = real_place(place)
+        with self._locked():
+            state, lines, mac = self._read()
+            known = state.entries.get(run)
+            if known and known.place != here:
+                run = f"{run} in {here}"
+                known = state.entries.get(run)
+            events = {**(known.events if known else {}), **before, run: event}
+            if known and events.items() <= state.events.items():
+                new: list[dict[str, Any]] = []
+                if not known.started:
+                    new.append({"started": run, "place": here})
+            else:
+                expect_fit(state, {run: (here, events)})
+                new = to_lines({run: (here, events)}, "started")
+            if new:
+                self._append(state.path, new, lines, mac)
 
     def release(self, run: str) -> None:
-        """Give back what a run reserved that has taken no step."""
+        """Give back what a run reserved, unless its workers have started."""
         with self._locked():
             state, lines, mac = self._read()
-            if run in state.entries:
+            entry = state.entries.get(run)
+            if entry and not entry.started:
                 self._append(state.path, [{"released": run}], lines, mac)
 
     def _append(self, path: Path, entries: list[dict[str, Any]], lines: int, mac: str) -> None:
         """Add lines, then move the anchor: a crash between them leaves the longer ledger."""
-        whole = b""
-        for entry in entries:
-            line, mac = self._seal(entry, mac)
-            whole += line
+        whole, mac = self._seal_all(entries, mac)
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             if os.write(file, whole) != len(whole):
@@ -290,39 +309,24 @@ class Budget:
                 raise self._untrusted_error(path, f"line {number} is not the one it had before")
         if len(whole) < least:
             raise self._untrusted_error(path, f"it has {len(whole)} lines; expected {least}")
-        return self._count(path, contents), len(whole), mac
-
-    def _count(self, path: Path, contents: list[dict[str, Any]]) -> State:
         head, *entries = contents
         if not set(head) >= _HEAD or head.get("schema") != SCHEMA:
             raise self._untrusted_error(path, f"its first line is not of schema {SCHEMA}")
-        paid: dict[str, dict[str, Event]] = {}
-        places: dict[str, Entry] = {}
-        for entry in entries:
-            if "run" in entry:
-                paid[entry["run"]] = {k: Event(*each) for k, each in entry["events"].items()}
-                places[entry["run"]] = Entry(place=entry["place"], begun=False)
-            elif "begun" in entry:
-                run = entry["begun"]
-                places[run] = Entry(place=places[run].place, begun=True)
-            else:
-                del paid[entry["released"]], places[entry["released"]]
-        return State(
-            epsilon=float(head["epsilon"]),
-            delta=float(head["delta"]),
-            rule=head["rule"],
-            orders=tuple(head["orders"]),
-            since=str(head["since"]),
-            events={key: event for each in paid.values() for key, event in each.items()},
-            entries=places,
-            path=path,
-        )
+        return State.of(path, head, entries), len(whole), mac
 
     def _seal(self, content: Mapping[str, Any], before: str) -> tuple[bytes, str]:
         """Return the line and its keyed hash, which covers all lines before it."""
         text = before + json.dumps(content, sort_keys=True)
         mac = hashlib.blake2b(text.encode(), key=self._key, digest_size=16).hexdigest()
         return json.dumps({**content, "mac": mac}).encode() + b"\n", mac
+
+    def _seal_all(self, entries: list[dict[str, Any]], mac: str) -> tuple[bytes, str]:
+        """Return the lines after one with the hash `mac`, and the last one's hash."""
+        whole = b""
+        for entry in entries:
+            line, mac = self._seal(entry, mac)
+            whole += line
+        return whole, mac
 
     def _open(
         self, path: Path, line: bytes, before: str, number: int
@@ -344,31 +348,35 @@ class Budget:
             f"removing {self.anchor} and its ledger"
         )
 
+    def _find_ledger(self) -> Path | None:
+        """Return the ledger without the anchor: it is beside it, or where the lock says."""
+        name = f"budget-{self.fingerprint}.jsonl"
+        with suppress(OSError, ValueError):
+            said = self._lock.read_text(encoding="utf-8")
+            if said and Path(said).exists():
+                return Path(said)
+        return folder() / name if (folder() / name).exists() else None
+
+    def _orphan_error(self, path: Path) -> ConfigError:
+        return ConfigError(
+            f"{path}, of the data set's budget, exists without its anchor {self.anchor}, so what "
+            "it counts is not known, and no run may start; restore the anchor, or move the ledger "
+            "away to give its budget up"
+        )
+
+    @property
+    def _lock(self) -> Path:
+        return self.anchor.with_suffix(".lock")
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the budget's lock, which a process that is killed lets go."""
-        file = os.open(self.anchor.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        file = os.open(self._lock, os.O_CREAT | os.O_RDWR, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
         finally:
             os.close(file)
-
-
-def _describe_fit(state: State, event: Event) -> str:
-    """Say with how much noise a run would fit, if any noise is enough."""
-    if state.cost() >= state.epsilon:
-        return ""
-    low, high = event.noise_multiplier, event.noise_multiplier
-    while state.cost({"": replace(event, noise_multiplier=high)}) > state.epsilon:
-        low, high = high, 2 * high
-        if high > _MUCH:
-            return ""
-    while high > low * _CLOSE:
-        middle = math.sqrt(low * high)
-        fits = state.cost({"": replace(event, noise_multiplier=middle)}) <= state.epsilon
-        low, high = (low, middle) if fits else (middle, high)
-    return f"; noise_multiplier {math.ceil(high * 1000) / 1000:g} would fit"
 
 
 def folder() -> Path:
@@ -377,12 +385,8 @@ def folder() -> Path:
 
 
 def any_exists() -> bool:
-    """Say whether this user has set a budget for any data set."""
+    """Say whether this user has set a budget for any data set, or traces of one are left."""
     try:
-        return next(folder().glob("*-*.json"), None) is not None
+        return next(folder().glob("*-*"), None) is not None
     except (OSError, RuntimeError):
         return False
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""The trade-off curve of f-DP: what the best attack on one record can reach, beside ε and δ.
+"""The trade-off curve of f-DP: what attacks on one record can reach, beside ε and δ.
 
 An attacker guesses from all that a run publishes whether one record took part, or was blanked. With
 false positives at a rate α, it misses the record with probability f(α) or more. All pairs (ε, δ(ε))
@@ -43,6 +43,8 @@ def misses(events: Iterable[Event], false_positives: Sequence[float]) -> list[fl
         return [0.0] * len(alphas)
     epsilons = np.linspace(0, largest, _POINTS)
     delta = accountant.deltas(paid, epsilons)[:, None]
-    growth = np.exp(epsilons)[:, None]
-    one, other = 1 - delta - growth * alphas, (1 - delta - alphas) / growth
+    with np.errstate(over="ignore"):
+        growth = np.exp(epsilons)[:, None]  # infinite for an ε of some hundreds
+    grown = np.multiply(growth, alphas, out=np.zeros((len(growth), len(alphas))), where=alphas > 0)
+    one, other = 1 - delta - grown, (1 - delta - alphas) / growth
     return [float(each) for each in np.maximum(0.0, np.maximum(one, other)).max(axis=0)]

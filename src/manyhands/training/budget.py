@@ -12,11 +12,11 @@ from manyhands.config.run import RunConfig
 from manyhands.data import store
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError
-from manyhands.launch.environment import group_size
 from manyhands.launch.scratch import private_folder
 from manyhands.privacy import budget, ledger
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.budget import Budget
+from manyhands.privacy.budget_state import Plan
 from manyhands.privacy.fingerprint import fingerprint, load_key
 from manyhands.privacy.provenance import Provenance
 from manyhands.privacy.terms import solve
@@ -24,8 +24,12 @@ from manyhands.training.provenance import PrivateRequest, find_provenance
 
 
 def find(stored: Path) -> Budget | None:
-    """Return the budget of the data that is stored there; None where it has none."""
-    if not budget.any_exists():
+    """Return the budget of the data that is stored there; None where it has none.
+
+    Data that is read when it is due has no records here, hence no fingerprint and no budget;
+    private runs refuse it.
+    """
+    if not budget.any_exists() or About.read(stored).lazy:
         return None
     key = load_key()
     return Budget.find(fingerprint(stored, key), key)
@@ -37,8 +41,7 @@ def reserved(
 ) -> Iterator[Provenance | None]:
     """Reserve a run's cost while it is started and trains; yield what it starts from.
 
-    What fails before its first step is paid gets its reservation back, where all ledgers of the run
-    would be on this host; a run that is killed does not, whatever it had done.
+    What fails before `start` is called gets its reservation back; what is killed does not.
 
     Raises:
         ConfigError: If the budget of its data set does not allow the run.
@@ -53,21 +56,28 @@ def reserved(
     own = ledger.read_head(output) if run.checkpoint else None
     paid = ledger.read_event(output) if own else None
     if own and paid:  # its steps are counted, or were taken before there was a budget
-        name = str(own["run"])
-        account.reserve({name: (str(output), {**provenance.costs(), name: paid})})
+        account.resume(str(own["run"]), str(output.absolute()), paid, provenance.costs())
         yield provenance
         return
     event = plan_event(run.config, stored, provenance)
     place = str(Path(run.config.output).absolute()) if run.config.output else ""
-    name = (account.begin(place, event) if place else None) or secrets.token_hex(8)
-    account.reserve({name: (place, {**provenance.costs(), name: event})})
+    name = account.begin(place, event, provenance.costs())
     try:
         yield replace(provenance, run=name, planned=event)
     except BaseException:
-        here = run.config.places is None and group_size() is None  # all ledgers are on this host
-        if place and here and not any(Path(place).glob("ledger-*.jsonl")):
-            account.release(name)
+        account.release(name)  # nothing, if it was started
         raise
+
+
+def start(provenance: Provenance | None, output: Path) -> str:
+    """Note in the budget that a run's workers are about to start; return the run's id there.
+
+    From now on the run costs all its steps, whatever becomes of it and of its folder.
+    """
+    if provenance is None or not provenance.run:
+        return ""
+    Budget(provenance.fingerprint, load_key()).start(provenance.run, str(output.absolute()))
+    return provenance.run
 
 
 def reserve_all(plans: Mapping[str, PrivateRequest]) -> None:
@@ -84,30 +94,25 @@ def reserve_all(plans: Mapping[str, PrivateRequest]) -> None:
         if account is None:
             return
         state = account.read()
-        waiting = {
-            (entry.place, state.events[run])
-            for run, entry in state.entries.items()
-            if not entry.begun
-        }
-        new: dict[str, budget.Plan] = {}
+        new: dict[str, Plan] = {}
         for place, run in plans.items():
             _refuse_unbounded(run.config, account)
             provenance = find_provenance(run, stored)
             event = plan_event(run.config, stored, provenance)
-            if (place, event) not in waiting:
-                before = provenance.costs() if provenance else {}
+            before = provenance.costs() if provenance else {}
+            if state.find_planned(place, event, before) is None:
                 name = secrets.token_hex(8)
                 new[name] = (place, {**before, name: event})
         account.reserve(new)
 
 
-def read_runs(folders: Sequence[Path], mark: str) -> dict[str, budget.Plan]:
+def read_runs(folders: Sequence[Path], mark: str) -> dict[str, Plan]:
     """Return what the private runs in these folders cost, of runs or of sweeps.
 
     Raises:
         ConfigError: If a folder has none, or one on other data.
     """
-    found: dict[str, budget.Plan] = {}
+    found: dict[str, Plan] = {}
     for folder in folders:
         inside = sorted(folder.glob("runs/*")) if (folder / "runs").is_dir() else [folder]
         inside = [each for each in inside if any(each.glob("ledger-*.jsonl"))]

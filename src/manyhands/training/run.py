@@ -98,6 +98,7 @@ class Run:
                 job = self._make_job(stored, output, begin, threads, provenance)
                 if self.checkpoint:
                     checkpoints.forget_after(output, self.checkpoint.step)
+                budget.start(provenance, output)
                 with Progress(config, shown=progress) as bar:
                     self._launch_with_restarts(job, folder, bar)
                 record = json.loads((output / "run.json").read_text())
@@ -272,6 +273,8 @@ class Run:
                 check_shared_folder(group, output)
             if self.checkpoint and group.rank == 0:
                 checkpoints.forget_after(output, self.checkpoint.step)
+            if provenance and provenance.run:
+                ask_leader(group, lambda: budget.start(provenance, output))
             group.barrier()
             threads = self.config.threads
             job = self._make_job(Path(stored), output, begin, threads, provenance, joined=True)

@@ -13,7 +13,7 @@ import pytest
 
 import manyhands as mh
 from manyhands.cli.app import main
-from manyhands.cli.privacy import compute_budget, write
+from manyhands.cli.privacy import compute_budget, format_budget, write
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.plan import make_schedule
@@ -21,6 +21,7 @@ from manyhands.experiments.sweep.spec import read
 from manyhands.privacy.accountant import Event, compose
 from manyhands.privacy.statement import LABELS
 from manyhands.privacy.terms import solve
+from manyhands.privacy.tradeoff import misses
 
 PAGE = Path(__file__).parents[3] / "docs" / "privacy.md"
 
@@ -70,6 +71,22 @@ def test_the_noise_for_several_runs_together() -> None:
     given = compute_budget(**RECIPE, noise_multiplier=found["noise_multiplier"], runs=8)
     assert given == found
     assert [each for each in found["tradeoff"] if not 0 < each[1] < 1 - each[0]] == []
+
+
+@pytest.mark.parametrize("sigma", [1.5, 2.0, 4.0])
+def test_the_curve_that_is_shown_is_still_a_bound(sigma: float) -> None:
+    """In every digit: misses are rounded down, detections up."""
+    found = compute_budget(10_000, batch_size=500, epochs=1, noise_multiplier=sigma)
+    event = Event(found["steps"], found["rate"], found["noise_multiplier"])
+    alphas = [alpha for alpha, _ in found["tradeoff"]]
+    exact = dict(zip(alphas, misses([event], alphas), strict=True))
+    assert all(exact[a] - 1e-6 <= shown <= exact[a] for a, shown in found["tradeoff"])
+    (line,) = (each for each in format_budget(found) if "no attack" in each)
+    detected = re.findall(r"([\d.]+)% at ([\d.]+)%", line)
+    assert len(detected) == 3
+    for most, alpha in detected:
+        tight = 1 - exact[float(alpha) / 100]
+        assert tight <= float(most) / 100 + 1e-12 < tight + 1.1e-4
 
 
 def test_the_curve_as_a_picture(tmp_path: Path) -> None:

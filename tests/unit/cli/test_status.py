@@ -99,5 +99,5 @@ def test_the_command_prints_stages_beside_its_answer(
         "privacy: searching for the noise multiplier",
         "privacy: computing ε by two accountants",
         "privacy: computing ε over 10 steps",
-        "privacy: computing what the best attack can reach",
+        "privacy: computing what attacks can reach",
     ]

@@ -142,10 +142,114 @@ def test_what_never_started_is_given_back(account: Budget) -> None:
 
 def test_a_planned_run_starts_once(account: Budget) -> None:
     reserve(account, "one")
-    assert account.begin("/runs/one", Event(100, 0.05, 1.4)) is None
-    assert account.begin("/runs/other", RUN) is None
-    assert account.begin("/runs/one", RUN) == "one"
-    assert again().begin("/runs/one", RUN) is None
+    assert account.begin("/runs/one", RUN, {}) == "one"
+    assert again().begin("/runs/one", RUN, {}) != "one"
+    assert account.read().cost() == pytest.approx(cost(2), rel=1e-12)
+    small = Event(1, 0.001, 50.0)
+    account.reserve({"small": ("/runs/small", {"small": small})})
+    assert account.begin("/runs/small", Event(1, 0.001, 49.0), {}) != "small"
+    assert account.begin("/runs/other", small, {}) != "small"
+
+
+def test_a_reservation_is_taken_only_with_the_same_initial_weights(account: Budget) -> None:
+    """The attack: reserve a folder, then train there from weights of a run before the budget."""
+    reserve(account, "planned")
+    with pytest.raises(ConfigError, match="would cost"):
+        account.begin("/runs/planned", RUN, {"earlier": RUN})
+    account.release("planned")
+    reserve(account, "planned", earlier=RUN)
+    assert account.begin("/runs/planned", RUN, {"earlier": RUN}) == "planned"
+
+
+def test_what_has_started_is_never_given_back(account: Budget, tmp_path: Path) -> None:
+    """The attack: remove or rename the run's folder, then let the run fail."""
+    run = account.begin("", RUN, {})
+    account.start(run, str(tmp_path / "gone"))
+    again().release(run)
+    assert set(again().read().entries) == {run}
+    refused = account.begin("/runs/x", RUN, {})
+    account.release(refused)
+    assert set(again().read().entries) == {run}
+
+
+def test_a_run_that_has_ended_is_not_begun_again_for_free(account: Budget) -> None:
+    first = account.begin("/runs/one", RUN, {})
+    account.start(first, "/runs/one")
+    assert account.begin("/runs/one", RUN, {}) != first
+    assert account.read().cost() == pytest.approx(cost(2), rel=1e-12)
+
+
+def test_a_copy_that_goes_on_elsewhere_is_charged(account: Budget) -> None:
+    run = account.begin("", RUN, {})
+    account.start(run, "/runs/one")
+    account.resume(run, "/runs/one", RUN, {})
+    account.resume(run, "/runs/../runs/one", RUN, {})
+    assert account.read().cost() == pytest.approx(cost(1), rel=1e-12)
+    for _ in range(2):  # a copy pays once
+        account.resume(run, "/runs/copy", RUN, {})
+        assert account.read().cost() == pytest.approx(cost(2), rel=1e-12)
+    with pytest.raises(ConfigError, match="would cost"):
+        account.resume(run, "/runs/another", RUN, {})
+
+
+def test_a_run_before_the_budget_is_charged_when_it_goes_on(account: Budget) -> None:
+    account.resume("old", "/runs/old", RUN, {"earlier": RUN})
+    assert account.read().cost() == pytest.approx(cost(2), rel=1e-12)
+    account.release("old")
+    assert set(account.read().entries) == {"old"}
+
+
+def test_counted_runs_are_on_the_disk_before_the_budget_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash while the budget is set leaves none that has forgotten them."""
+    counted = {"old": ("/runs/old", {"old": RUN})}
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as crashing:
+        crashing.setattr(Budget, "reserve", crash)
+        made = Budget.create(MARK, KEY, epsilon=EPSILON, delta=DELTA, counted=counted)
+    assert again().read().cost() == pytest.approx(cost(1), rel=1e-12)
+    assert made.begin("/runs/old", RUN, {}) != "old"  # it has started already
+    other = MARK[:-1] + "1"
+    with monkeypatch.context() as crashing:
+        crashing.setattr(Budget, "_set_anchor", crash)
+        with pytest.raises(KeyboardInterrupt):
+            Budget.create(other, KEY, epsilon=EPSILON, delta=DELTA, counted=counted)
+    with pytest.raises(ConfigError, match="exists without its anchor"):
+        Budget.find(other, KEY)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_removing_the_anchor_alone_does_not_lift_the_budget(
+    tmp_path: Path, elsewhere: bool
+) -> None:
+    ledger = tmp_path / "ledgers" if elsewhere else None
+    made = Budget.create(MARK, KEY, epsilon=EPSILON, delta=DELTA, ledger=ledger)
+    path = made.read().path
+    made.anchor.unlink()
+    assert budgets.any_exists()
+    with pytest.raises(ConfigError, match=r"without its anchor .* restore the anchor, or move"):
+        Budget.find(MARK, KEY)
+    path.unlink()
+    assert Budget.find(MARK, KEY) is None
+
+
+def test_shared_initial_weights_of_counted_runs_count_once() -> None:
+    counted = {"a": ("/a", {"a": RUN}), "b": ("/b", {"a": RUN, "b": RUN})}
+    made = Budget.create(MARK, KEY, epsilon=EPSILON, delta=DELTA, counted=counted)
+    assert made.read().cost() == pytest.approx(cost(2), rel=1e-12)
+
+
+def test_the_noise_that_it_names_leaves_room_for_initial_weights(account: Budget) -> None:
+    reserve(account, "one")
+    louder = Event(RUN.steps, RUN.rate, 1.0)
+    with pytest.raises(ConfigError) as refused:
+        account.begin("", louder, {"earlier": RUN})
+    (sigma,) = map(float, re.findall(r"noise_multiplier ([\d.]+) would fit", str(refused.value)))
+    account.begin("", Event(RUN.steps, RUN.rate, sigma), {"earlier": RUN})
 
 
 def start(run: str) -> subprocess.Popen[str]:
@@ -221,7 +325,7 @@ def lines(path: Path) -> list[str]:
 def test_every_edit_of_the_ledger_is_refused(account: Budget) -> None:
     reserve(account, "one")
     reserve(account, "two")
-    account.begin("/runs/one", RUN)
+    account.begin("/runs/one", RUN, {})
     path = account.read().path
     whole = lines(path)
     changes = {"removed": [whole[:i] + whole[i + 1 :] for i in range(len(whole))]}

@@ -63,6 +63,14 @@ def test_the_ends_of_the_curve():
         misses([], [1.5])
 
 
+def test_without_false_positives_a_large_epsilon_gives_a_number(monkeypatch):
+    """e^ε overflows, and 0 · ∞ is no number."""
+    monkeypatch.setattr(accountant, "compose", lambda *_: 2000.0)
+    monkeypatch.setattr(accountant, "deltas", lambda _, epsilons: np.full(len(epsilons), 0.5))
+    found = misses([Event(1, 1.0, 1.0)], [0.0, 0.25])
+    assert found == [0.5, 0.25]
+
+
 def test_several_events_are_one_attack():
     events = [Event(50, 0.05, 1.5), Event(80, 0.02, 1.1)]
     both = np.array(misses(events, CURVE))

@@ -1,0 +1,80 @@
+"""Runs are held to the budget of their data; data without records here is let through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import manyhands as mh
+from manyhands.data import store
+from manyhands.errors import ConfigError
+from manyhands.privacy.accountant import Event
+from manyhands.privacy.budget import Budget
+from manyhands.privacy.fingerprint import fingerprint, load_key
+from manyhands.privacy.provenance import Provenance
+from manyhands.training import budget
+from manyhands.training.setup import planned_run
+
+OPTIONS: dict[str, Any] = {"strategy": "sequential", "workers": 1, "batch_size": 50, "epochs": 1}
+NOISE = mh.Privacy(noise_multiplier=3.0)
+
+
+class Due(Dataset):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((5,), float(index)), index % 2
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return store("blobs", tmp_path / "stored")
+
+
+@pytest.fixture
+def account(stored: Path) -> Budget:
+    key = load_key()
+    return Budget.create(fingerprint(stored, key), key, epsilon=1.0, delta=1e-4)
+
+
+def test_lazy_data_is_let_through(account: Budget, tmp_path: Path) -> None:
+    lazy = store(mh.Data(Due(), Due(), classes=2, lazy=True), tmp_path / "lazy")
+    assert budget.find(lazy) is None
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_only_what_was_not_started_is_given_back(
+    account: Budget, stored: Path, tmp_path: Path, started: bool
+) -> None:
+    """The output folder is not there, as if somebody had removed it."""
+    run = planned_run("mlp", "blobs", **OPTIONS, privacy=NOISE, output=str(tmp_path / "gone"))
+    found = Provenance(fingerprint=account.fingerprint)
+
+    def fail() -> None:
+        with budget.reserved(run, found, stored) as made:
+            if started:
+                budget.start(made, tmp_path / "gone")
+            raise ConfigError("failed")
+
+    with pytest.raises(ConfigError, match="failed"):
+        fail()
+    assert len(account.read().entries) == started
+
+
+def test_a_reservation_without_the_initial_weights_is_not_taken(
+    account: Budget, stored: Path, tmp_path: Path
+) -> None:
+    run = planned_run("mlp", "blobs", **OPTIONS, privacy=NOISE, output=str(tmp_path / "x"))
+    budget.reserve_all({str(tmp_path / "x"): run})
+    budget.reserve_all({str(tmp_path / "x"): run})
+    assert len(account.read().entries) == 1
+    earlier = Event(40, 0.025, 3.0)
+    found = Provenance(fingerprint=account.fingerprint, before=(earlier,), earlier=("a",))
+    with budget.reserved(run, found, stored):
+        assert account.read().events["a"] == earlier
