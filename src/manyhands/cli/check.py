@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -14,7 +14,11 @@ from manyhands.errors import ConfigError
 
 def check(
     target: Annotated[
-        str, Parameter(help="an all-reduce: mine.py:ring, package.module:ring, or one of ours")
+        str,
+        Parameter(
+            help="an all-reduce or a strategy: mine.py:ring, mine.py:EASGD, package.module:name, "
+            "or the name of one of ours"
+        ),
     ],
     *,
     course: Annotated[
@@ -24,43 +28,101 @@ def check(
         bool, Parameter(negative="", help="with --course: the public tests only")
     ] = False,
     workers: Annotated[
-        str, Parameter(help="numbers of processes, whatever the cores")
-    ] = "1,2,3,4,5,6,7,8",
+        str | None,
+        Parameter(
+            help="numbers of processes, whatever the cores [default: 1 to 8; of a strategy 1,2,3]"
+        ),
+    ] = None,
     point_to_point: Annotated[
         bool, Parameter(negative="", help="fail if it does more than send and receive")
     ] = False,
+    expect: Annotated[
+        Literal["equal"] | None,
+        Parameter(help="equal: a strategy must end where sequential ends, as with equals_one"),
+    ] = None,
+    options: Annotated[
+        str | None,
+        Parameter(help="options of a strategy and of its runs: alpha=0.1,lr=0.01"),
+    ] = None,
     patience: Annotated[
-        float, Parameter(help="seconds in which nothing moves that make a deadlock")
-    ] = 2.0,
+        float | None,
+        Parameter(
+            help="seconds in which nothing moves that make a deadlock [default: 2; of a strategy "
+            "20]"
+        ),
+    ] = None,
     mpi: Annotated[str, Parameter(help="which MPI: auto, mpich, openmpi or site")] = "auto",
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the findings as one JSON object")
     ] = False,
 ) -> None:
-    """Say what holds of your own all-reduce: results, messages, deadlocks; exit code 1 if it fails.
+    """Say what holds of your own all-reduce or strategy; exit code 1 if something fails.
 
-    For example: manyhands check mine.py:ring --point-to-point
+    For example: manyhands check mine.py:ring --point-to-point, or: manyhands check mine.py:EASGD
     """
     if course is not None:
         _grade(course, target, public=public, mpi=mpi, as_json=json_)
         return
     if public:
         raise ConfigError("public is given without course; it names the tests of an assignment")
+    from manyhands.experiments.check.target import names_strategy
+
+    if patience is not None and not 0.1 <= patience <= 600:
+        raise ConfigError(f"patience is {patience}; expected seconds from 0.1 to 600")
+    strategy = names_strategy(target)
+    common: dict[str, Any] = {"mpi": mpi}
+    if workers is not None:
+        counts = parse_counts(workers)
+        common["sizes"] = counts if isinstance(counts, list) else [counts or 1]
+    if patience is not None:
+        common["patience"] = patience
+    if strategy:
+        if point_to_point:
+            raise ConfigError("point_to_point is given, but the target is a strategy; leave it out")
+        common |= {"expect_equal": expect == "equal", "options": _parse_options(options)}
+    else:
+        if expect is not None or options is not None:
+            name = "options" if expect is None else "expect"
+            raise ConfigError(f"{name} is given, but the target is an all-reduce; leave it out")
+        common["point_to_point"] = point_to_point
+    with Status("check", shown=not json_) as status:
+        status.stage(f"trying {target}")
+        passed, page, findings = (_try_strategy if strategy else _try_allreduce)(target, common)
+    print(json.dumps(findings, indent=1) if json_ else page)
+    if not passed:
+        raise SystemExit(1)
+
+
+def _try_allreduce(target: str, options: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
+    """Check an all-reduce; return whether it passes, and the findings as text and as JSON."""
     from manyhands.experiments.check.allreduce import check_allreduce
     from manyhands.experiments.check.page import format_page, to_json
 
-    if not 0.1 <= patience <= 600:
-        raise ConfigError(f"patience is {patience}; expected seconds from 0.1 to 600")
-    counts = parse_counts(workers)
-    sizes = counts if isinstance(counts, list) else [counts or 1]
-    with Status("check", shown=not json_) as status:
-        status.stage(f"trying {target}")
-        checked = check_allreduce(
-            target, sizes=sizes, point_to_point=point_to_point, mpi=mpi, patience=patience
-        )
-    print(json.dumps(to_json(checked), indent=1) if json_ else format_page(checked))
-    if not checked.passed:
-        raise SystemExit(1)
+    checked = check_allreduce(target, **options)
+    return checked.passed, format_page(checked), to_json(checked)
+
+
+def _try_strategy(target: str, options: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
+    """Check a strategy; return whether it passes, and the findings as text and as JSON."""
+    from manyhands.experiments.check.strategy.check import check_strategy
+    from manyhands.experiments.check.strategy.page import format_page, to_json
+
+    checked = check_strategy(target, **options)
+    return checked.passed, format_page(checked), to_json(checked)
+
+
+def _parse_options(text: str | None) -> dict[str, Any]:
+    """Return the options in a text such as `alpha=0.1,lr=0.01`."""
+    found: dict[str, Any] = {}
+    for part in (text or "").split(",") if text else ():
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise ConfigError(f"options is {text!r}; expected such as alpha=0.1,lr=0.01")
+        try:
+            found[name.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name.strip()] = value.strip()
+    return found
 
 
 def _grade(course: str, file: str, *, public: bool, mpi: str, as_json: bool) -> None:

@@ -104,6 +104,7 @@ def planned_run(
 ) -> Run:
     """Return the run that `fit` would start with these arguments, without starting it."""
     own = {name: options.pop(name, None) for name in OWN}
+    own["callbacks_in"] = options.pop("callbacks_in", "worker")
     return _prepare(model, data, own, command, options, None)
 
 
