@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -157,12 +158,12 @@ class Tracer:
 
     def _place(self) -> list[Any] | None:
         """Return the user's line that is running: file, line, function and source."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
             if file in self.files or is_users(file):
                 return describe_place(file, frame.f_lineno, frame.f_code.co_name)
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return None
 
 

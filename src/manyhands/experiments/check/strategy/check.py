@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from manyhands.comm.own_allreduce import find_source
 from manyhands.config.import_path import import_object
 from manyhands.config.strategy_spec import Supports
 from manyhands.errors import ConfigError
@@ -89,7 +89,12 @@ def check_strategy(
     subject = Subject(target, dict(options or {}), tuple(sorted(set(sizes))), mpi, patience)
     kind = import_object(target, "target") if ":" in target else subject.kind
     file, line = find_source(kind)
-    about = {"target": target, "file": file, "line": line, "mpi": find_mpi(mpi).kind}
+    about: dict[str, Any] = {
+        "target": target,
+        "file": file,
+        "line": line,
+        "mpi": find_mpi(mpi).kind,
+    }
     try:
         strategy = subject.strategy
     except ConfigError as error:
@@ -120,3 +125,13 @@ def check_strategy(
         traffic=list_traffic(subject, evidence),
         seconds=time.monotonic() - begin,
     )
+
+
+def _find_class(kind: type) -> tuple[str, int]:
+    """Return the file and the line that define a class; ("", 0) where Python does not know."""
+    try:
+        file, (lines, first) = inspect.getsourcefile(kind) or "", inspect.getsourcelines(kind)
+    except (OSError, TypeError):
+        return "", 0
+    decorators = (n for n, text in enumerate(lines) if text.lstrip().startswith("class "))
+    return file, first + next(decorators, 0)

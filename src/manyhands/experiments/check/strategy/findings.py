@@ -206,7 +206,8 @@ class Judge:
                         what = f"consensus changed worker.params of rank {rank} after step"
                         self._fail("consensus", f"{what} {row['step']}", "consensus")
                         return
-            for together in () if self.splits else zip(*calls, strict=False):
+            rounds: list[Any] = [] if self.splits else list(zip(*calls, strict=False))
+            for together in rounds:
                 if len({row["result"] for row in together}) > 1:
                     what = "consensus returned different bits on the workers"
                     detail = f"{trial.text}: {what} after step {together[0]['step']}"

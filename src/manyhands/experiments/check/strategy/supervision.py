@@ -257,7 +257,8 @@ def kill_worker(subject: Subject, workers: int, on_failure: str) -> Killed:
     begin = time.monotonic()
     options = subject.fit_options(trial) | {"timeout": max(_LEAST, subject.patience)}
     options["mpi"] = "openmpi" if on_failure == "continue" else subject.mpi
-    error, record = None, {}
+    error: ManyhandsError | None = None
+    record: dict[str, Any] = {}
     with private_folder() as folder, Faults().kill(rank, step=_KILLED_STEP):
         mark = json.loads(os.environ[VARIABLE])["struck"]
         try:
