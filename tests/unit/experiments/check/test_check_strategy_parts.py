@@ -1,6 +1,7 @@
 """The parts of a strategy's check: calls that differ, state by name, costs, judgements."""
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,7 +157,7 @@ def evidence_of(subject, **params):
         evidence.outcomes[trial.name] = Outcome(record, final, [{"step": 1, "loss": 1.4}])
         rows = [{"kind": "step", "step": 1, "params": "a", "moved": False, "state": {}}]
         rows.append({"kind": "end", "changed": []})
-        evidence.probes[trial.name] = [list(rows) for _ in range(trial.workers)]
+        evidence.probes[trial.name] = [deepcopy(rows) for _ in range(trial.workers)]
     evidence.killed = Killed(2, 1, 1.0, WorkerError("rank 1 died", rank=1), [])
     return evidence
 

@@ -88,13 +88,9 @@ def check_strategy(
         raise ConfigError(f"workers is {list(sizes)}; expected numbers from 1 to {_MOST}")
     subject = Subject(target, dict(options or {}), tuple(sorted(set(sizes))), mpi, patience)
     kind = import_object(target, "target") if ":" in target else subject.kind
-    file, line = find_source(kind)
-    about: dict[str, Any] = {
-        "target": target,
-        "file": file,
-        "line": line,
-        "mpi": find_mpi(mpi).kind,
-    }
+    file, line = _find_class(kind)
+    about: dict[str, Any] = {"target": target, "file": file, "line": line}
+    about["mpi"] = find_mpi(mpi).kind
     try:
         strategy = subject.strategy
     except ConfigError as error:
