@@ -65,36 +65,53 @@ def check(
         return
     if public:
         raise ConfigError("public is given without course; it names the tests of an assignment")
-    from manyhands.experiments.check.target import names_strategy
-
-    if patience is not None and not 0.1 <= patience <= 600:
-        raise ConfigError(f"patience is {patience}; expected seconds from 0.1 to 600")
-    strategy = names_strategy(target)
-    common: dict[str, Any] = {"mpi": mpi}
-    if workers is not None:
-        counts = parse_counts(workers)
-        common["sizes"] = counts if isinstance(counts, list) else [counts or 1]
-    if patience is not None:
-        common["patience"] = patience
-    if strategy:
-        if point_to_point:
-            raise ConfigError("point_to_point is given, but the target is a strategy; leave it out")
-        common |= {"expect_equal": expect == "equal", "options": _parse_options(options)}
-    else:
-        if expect is not None or options is not None:
-            name = "options" if expect is None else "expect"
-            raise ConfigError(f"{name} is given, but the target is an all-reduce; leave it out")
-        common["point_to_point"] = point_to_point
+    common = {"mpi": mpi, **_parse_numbers(workers, patience)}
+    own = {"point_to_point": point_to_point, "expect": expect, "options": options}
     with Status("check", shown=not json_) as status:
         status.stage(f"trying {target}")
-        passed, page, findings = (_try_strategy if strategy else _try_allreduce)(target, common)
+        passed, page, findings = _try(target, common, own)
     print(json.dumps(findings, indent=1) if json_ else page)
     if not passed:
         raise SystemExit(1)
 
 
+def _parse_numbers(workers: str | None, patience: float | None) -> dict[str, Any]:
+    """Return the options that all-reduces and strategies share, as far as they are given."""
+    found: dict[str, Any] = {}
+    if workers is not None:
+        counts = parse_counts(workers)
+        found["sizes"] = counts if isinstance(counts, list) else [counts or 1]
+    if patience is not None:
+        if not 0.1 <= patience <= 600:
+            raise ConfigError(f"patience is {patience}; expected seconds from 0.1 to 600")
+        found["patience"] = patience
+    return found
+
+
+def _try(
+    target: str, common: dict[str, Any], own: dict[str, Any]
+) -> tuple[bool, str, dict[str, Any]]:
+    """Check an all-reduce or a strategy; refuse options that are of the other kind.
+
+    Returns:
+        Whether it passes, and the findings as text and as JSON.
+    """
+    from manyhands.experiments.check.target import names_strategy
+
+    strategy = names_strategy(target)
+    others = ("point_to_point",) if strategy else ("expect", "options")
+    for name in others:
+        if own[name]:
+            kind = "a strategy" if strategy else "an all-reduce"
+            raise ConfigError(f"{name} is given, but the target is {kind}; leave it out")
+    if not strategy:
+        return _try_allreduce(target, {**common, "point_to_point": own["point_to_point"]})
+    parsed = _parse_options(own["options"])
+    expected = {"expect_equal": own["expect"] == "equal"}
+    return _try_strategy(target, {**common, **expected, "options": parsed})
+
+
 def _try_allreduce(target: str, options: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
-    """Check an all-reduce; return whether it passes, and the findings as text and as JSON."""
     from manyhands.experiments.check.allreduce import check_allreduce
     from manyhands.experiments.check.page import format_page, to_json
 
@@ -103,7 +120,6 @@ def _try_allreduce(target: str, options: dict[str, Any]) -> tuple[bool, str, dic
 
 
 def _try_strategy(target: str, options: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
-    """Check a strategy; return whether it passes, and the findings as text and as JSON."""
     from manyhands.experiments.check.strategy.check import check_strategy
     from manyhands.experiments.check.strategy.page import format_page, to_json
 
