@@ -38,6 +38,9 @@ class Group:
     def barrier(self):
         pass
 
+    def exchange(self, vector, received):
+        pass
+
 
 def tracers(folder, count=2, *, matched=True):
     """Tracers of so many processes that share one log, and their groups."""
@@ -89,6 +92,16 @@ def test_workers_that_do_not_step_together_may_differ(tmp_path):
     first.allreduce(torch.zeros(3))
     second.barrier()
     assert first.sums == 1
+
+
+def test_exchanges_between_two_workers_need_not_be_equally_many(tmp_path):
+    (_, first), (_, second) = tracers(tmp_path)
+    for _ in range(3):
+        first.exchange(torch.zeros(3), {})
+    first.barrier()
+    second.barrier()
+    with pytest.raises(WorkerError, match="workers make different calls"):
+        (second.allreduce(torch.zeros(3)), first.exchange(torch.zeros(3), {}), first.barrier())
 
 
 def test_the_log_says_who_waits_and_who_computes(tmp_path):

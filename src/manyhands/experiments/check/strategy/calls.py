@@ -36,18 +36,19 @@ MOST = 1_000_000  # calls of a trial
 class CallLog:
     """The last calls of every process, in memory that they share.
 
-    A call's number counts from `MOST` times the trial's. `at` has, for each process, the number of
+    A collective call's number counts from `MOST` times the trial's. Calls between two workers need
+    not be equally many everywhere, and count downwards. `at` has, for each process, the number of
     its last call, and 1 while it is inside.
     """
 
     def __init__(self, folder: Path, size: int, *, create: bool = False) -> None:
-        path, words = folder / FILE, size * (2 + _SLOTS)
+        path, words = folder / FILE, size * (3 + _SLOTS)
         if create:
-            path.write_bytes(bytes(8 * words + size * _SLOTS * _WIDTH))
-        table = np.memmap(path, np.int64, "r+", shape=(size, 2 + _SLOTS))
+            path.write_bytes(bytes(8 * words + size * (1 + _SLOTS) * _WIDTH))
+        table = np.memmap(path, np.int64, "r+", shape=(size, 3 + _SLOTS))
         self.at, self._numbers = table[:, :2], table[:, 2:]
         self._texts = np.memmap(
-            path, np.uint8, "r+", offset=8 * words, shape=(size, _SLOTS, _WIDTH)
+            path, np.uint8, "r+", offset=8 * words, shape=(size, 1 + _SLOTS, _WIDTH)
         )
 
     def enter(self, rank: int, number: int, call: dict[str, Any]) -> None:
@@ -55,7 +56,7 @@ class CallLog:
         text = json.dumps(call).encode()
         if len(text) > _WIDTH:
             text = json.dumps({**call, "place": None}).encode()
-        slot = number % _SLOTS
+        slot = _slot(number)
         self._texts[rank, slot, : len(text)] = np.frombuffer(text, np.uint8)
         self._texts[rank, slot, len(text) :] = 0
         self._numbers[rank, slot] = number  # last: a number stands for a whole text
@@ -67,8 +68,8 @@ class CallLog:
 
     def read(self, rank: int, number: int) -> dict[str, Any] | None:
         """Return that call of a process, if it has begun it and it is remembered."""
-        slot = number % _SLOTS
-        if number <= 0 or self._numbers[rank, slot] != number:
+        slot = _slot(number)
+        if number == 0 or self._numbers[rank, slot] != number:
             return None
         with suppress(ValueError):  # being overwritten
             call: dict[str, Any] = json.loads(bytes(self._texts[rank, slot]).rstrip(b"\0"))
@@ -89,6 +90,10 @@ class CallLog:
         }
 
 
+def _slot(number: int) -> int:
+    return _SLOTS if number < 0 else number % _SLOTS
+
+
 class Tracer:
     """Logs the calls of one process.
 
@@ -103,7 +108,7 @@ class Tracer:
         self.log, self.folder, self.rank, self.note = log, folder, rank, note
         self.step: Callable[[], int] = lambda: 0
         self.files: tuple[str, ...] = ()  # which are the user's, even inside of the package
-        self.number, self.matched, self.size = 0, False, 1
+        self.number, self.between, self.matched, self.size = 0, 0, False, 1
 
     def begin(self, trial: int, size: int, *, matched: bool) -> None:
         """Begin a trial; with `matched` all processes must make the same calls."""
@@ -130,12 +135,16 @@ class Tracer:
     def _enter(self, name: str, args: Sequence[Any]) -> None:
         count = int(np.prod(np.shape(args[0]))) if name in _SIZED else -1
         about = name if count < 0 else f"{name} of {count} number{'' if count == 1 else 's'}"
-        self.number += 1
         step = self.step()
-        call = {"call": about, "step": step, "place": self._place(), "name": name}
+        call = {"call": about, "step": step, "place": self._place()}
         self.note(step, "exchange")
+        if name in PAIRWISE:
+            self.between -= 1
+            self.log.enter(self.rank, self.between, call)
+            return
+        self.number += 1
         self.log.enter(self.rank, self.number, call)
-        if self.matched and name in COLLECTIVE:
+        if self.matched:
             self._compare(call)
 
     def _compare(self, call: dict[str, Any]) -> None:
@@ -153,7 +162,9 @@ class Tracer:
             rows.append(self.log.row(rank, self.number if here else None))
         with suppress(FileExistsError), (self.folder / MISMATCH).open("x") as file:
             json.dump(rows, file)
-        calls = "; ".join(f"rank {row['rank']}: {row['call']}, step {row['step']}" for row in rows)
+        calls = "; ".join(
+            f"rank {row['rank']}: {row['call'] or 'no call'}, step {row['step']}" for row in rows
+        )
         raise WorkerError(f"workers make different calls: {calls}", rank=self.rank)
 
     def _place(self) -> list[Any] | None:
