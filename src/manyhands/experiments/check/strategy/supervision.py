@@ -206,7 +206,7 @@ def _explain(
     ended = [t for t in evidence.trials if _has_ended(output / (t.resumes or t.name), t)]
     trial = next((t for t in evidence.trials if t not in ended), evidence.trials[-1])
     if trial.reference:
-        raise error
+        raise LaunchError(f"the processes failed before the strategy ran: {error}") from error
     evidence.failure = Failure(trial, error)
     mismatch = folder / "group" / calls.MISMATCH
     if mismatch.exists():
@@ -256,7 +256,7 @@ def kill_worker(subject: Subject, workers: int, on_failure: str) -> Killed:
     trial = Trial("killed", workers, {"on_failure": on_failure})
     begin = time.monotonic()
     options = subject.fit_options(trial) | {"timeout": max(_LEAST, subject.patience)}
-    options["mpi"] = "openmpi" if on_failure == "continue" else subject.mpi
+    options["mpi"] = subject.mpi
     error: ManyhandsError | None = None
     record: dict[str, Any] = {}
     with private_folder() as folder, Faults().kill(rank, step=_KILLED_STEP):
