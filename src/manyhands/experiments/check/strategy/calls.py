@@ -29,6 +29,7 @@ COLLECTIVE = (
 )  # fmt: skip
 PAIRWISE = ("exchange", "exchange_parts")
 _SIZED = ("allreduce", "allreduce_through", "broadcast", "sum", "maximum", "begin_maximum")
+_OURS = " (by manyhands, between two steps or at the end)"  # where no line of the user's runs
 _SLOTS, _WIDTH = 64, 600  # calls that are remembered, and bytes of each
 MOST = 1_000_000  # calls of a trial
 
@@ -135,8 +136,9 @@ class Tracer:
     def _enter(self, name: str, args: Sequence[Any]) -> None:
         count = int(np.prod(np.shape(args[0]))) if name in _SIZED else -1
         about = name if count < 0 else f"{name} of {count} number{'' if count == 1 else 's'}"
-        step = self.step()
-        call = {"call": about, "step": step, "place": self._place()}
+        step, place = self.step(), self._place()
+        about += "" if place else _OURS
+        call = {"call": about, "step": step, "place": place}
         self.note(step, "exchange")
         if name in PAIRWISE:
             self.between -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,26 +55,35 @@ class Probe:
 
     def install(self, kind: Any) -> None:
         """Observe all workers that objects of this class train."""
-        prepare, begin, consensus = kind.prepare, kind.begin, kind.consensus
+        prepare = kind.prepare
 
         def prepared(strategy: Any, worker: Any) -> None:
             self._attach(worker)
+            self._observe(strategy)
             prepare(strategy, worker)
 
-        def begun(strategy: Any, worker: Any) -> None:
-            begin(strategy, worker)
+        kind.prepare = prepared
+
+    def _observe(self, strategy: Any) -> None:
+        """Observe an object's begin and consensus; its class keeps its own, which messages name."""
+        begin, consensus = strategy.begin, strategy.consensus
+
+        def begun(worker: Any) -> None:
+            begin(worker)
             self.write({"kind": "begin", "step": worker.step, "state": describe(worker.state)})
 
-        def agreed(strategy: Any, worker: Any) -> Any:
+        def agreed(worker: Any) -> Any:
             before = digest_of(worker.params)
-            result = consensus(strategy, worker)
+            result = consensus(worker)
             row = {"before": before, "after": digest_of(worker.params), "result": None}
             if torch.is_tensor(result):
                 row["result"] = digest_of(result)
             self.write({"kind": "consensus", "step": worker.step, **row})
             return result
 
-        kind.prepare, kind.begin, kind.consensus = prepared, begun, agreed
+        with suppress(AttributeError):  # a dataclass with slots
+            object.__setattr__(strategy, "begin", begun)
+            object.__setattr__(strategy, "consensus", agreed)
 
     def _attach(self, worker: Any) -> None:
         self._worker, self._before = worker, _things(worker)
