@@ -14,7 +14,7 @@ from manyhands.errors import ConfigError, DivergedError, WorkerError
 from manyhands.experiments.check.strategy import calls
 from manyhands.experiments.check.strategy.calls import CallLog, Tracer
 from manyhands.experiments.check.strategy.findings import ASPECTS, Judge
-from manyhands.experiments.check.strategy.probe import describe
+from manyhands.experiments.check.strategy.probe import Probe, describe
 from manyhands.experiments.check.strategy.supervision import (
     Evidence,
     Failure,
@@ -111,6 +111,35 @@ def test_the_log_says_who_waits_and_who_computes(tmp_path):
     assert log.row(0)["state"] == log.row(1)["state"] == "computes"
     log.at[0, 1] = 1
     assert (log.row(0)["state"], log.row(0)["call"]) == ("waits", "allreduce of 3 numbers")
+
+
+def test_a_probe_observes_an_object_and_leaves_its_class_alone(tmp_path):
+    @dataclass(frozen=True)
+    class Own(mh.Strategy):
+        def step(self, worker, batch):
+            pass
+
+        def consensus(self, worker):
+            worker.params.add_(1.0)
+            return worker.params
+
+    class Worker:
+        params, state, step = torch.zeros(2), {"a": torch.ones(1)}, 7
+
+    probe, strategy, theirs = Probe(tracers(tmp_path)[0][0]), Own(), Own.consensus
+    probe.begin(tmp_path, 0)
+    probe._observe(strategy)
+    strategy.begin(Worker)
+    assert strategy.consensus(Worker) is Worker.params
+    assert Own.consensus is theirs
+    probe.end()
+    begun, asked = map(json.loads, (tmp_path / "probe-0.jsonl").read_text().splitlines())
+    assert (begun["kind"], begun["step"], list(begun["state"])) == (
+        "begin",
+        7,
+        ["worker.state['a']"],
+    )
+    assert asked["before"] != asked["after"] == asked["result"]
 
 
 def test_state_is_described_by_name():
