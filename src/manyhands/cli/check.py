@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -14,7 +14,11 @@ from manyhands.errors import ConfigError
 
 def check(
     target: Annotated[
-        str, Parameter(help="an all-reduce: mine.py:ring, package.module:ring, or one of ours")
+        str,
+        Parameter(
+            help="an all-reduce or a strategy: mine.py:ring, mine.py:EASGD, package.module:name, "
+            "or the name of one of ours"
+        ),
     ],
     *,
     course: Annotated[
@@ -24,43 +28,117 @@ def check(
         bool, Parameter(negative="", help="with --course: the public tests only")
     ] = False,
     workers: Annotated[
-        str, Parameter(help="numbers of processes, whatever the cores")
-    ] = "1,2,3,4,5,6,7,8",
+        str | None,
+        Parameter(
+            help="numbers of processes, whatever the cores [default: 1 to 8; of a strategy 1,2,3]"
+        ),
+    ] = None,
     point_to_point: Annotated[
         bool, Parameter(negative="", help="fail if it does more than send and receive")
     ] = False,
+    expect: Annotated[
+        Literal["equal"] | None,
+        Parameter(help="equal: a strategy must end where sequential ends, as with equals_one"),
+    ] = None,
+    options: Annotated[
+        str | None,
+        Parameter(help="options of a strategy and of its runs: alpha=0.1,lr=0.01"),
+    ] = None,
     patience: Annotated[
-        float, Parameter(help="seconds in which nothing moves that make a deadlock")
-    ] = 2.0,
+        float | None,
+        Parameter(
+            help="seconds in which nothing moves that make a deadlock [default: 2; of a strategy "
+            "20]"
+        ),
+    ] = None,
     mpi: Annotated[str, Parameter(help="which MPI: auto, mpich, openmpi or site")] = "auto",
     json_: Annotated[
         bool, Parameter(name="--json", negative="", help="print the findings as one JSON object")
     ] = False,
 ) -> None:
-    """Say what holds of your own all-reduce: results, messages, deadlocks; exit code 1 if it fails.
+    """Say what holds of your own all-reduce or strategy; exit code 1 if something fails.
 
-    For example: manyhands check mine.py:ring --point-to-point
+    For example: manyhands check mine.py:ring --point-to-point, or: manyhands check mine.py:EASGD
     """
     if course is not None:
         _grade(course, target, public=public, mpi=mpi, as_json=json_)
         return
     if public:
         raise ConfigError("public is given without course; it names the tests of an assignment")
+    common = {"mpi": mpi, **_parse_numbers(workers, patience)}
+    own = {"point_to_point": point_to_point, "expect": expect, "options": options}
+    with Status("check", shown=not json_) as status:
+        status.stage(f"trying {target}")
+        passed, page, findings = _try(target, common, own)
+    print(json.dumps(findings, indent=1) if json_ else page)
+    if not passed:
+        raise SystemExit(1)
+
+
+def _parse_numbers(workers: str | None, patience: float | None) -> dict[str, Any]:
+    """Return the options that all-reduces and strategies share, as far as they are given."""
+    found: dict[str, Any] = {}
+    if workers is not None:
+        counts = parse_counts(workers)
+        found["sizes"] = counts if isinstance(counts, list) else [counts or 1]
+    if patience is not None:
+        if not 0.1 <= patience <= 600:
+            raise ConfigError(f"patience is {patience}; expected seconds from 0.1 to 600")
+        found["patience"] = patience
+    return found
+
+
+def _try(
+    target: str, common: dict[str, Any], own: dict[str, Any]
+) -> tuple[bool, str, dict[str, Any]]:
+    """Check an all-reduce or a strategy; refuse options that are of the other kind.
+
+    Returns:
+        Whether it passes, and the findings as text and as JSON.
+    """
+    from manyhands.experiments.check.target import names_strategy
+
+    strategy = names_strategy(target)
+    others = ("point_to_point",) if strategy else ("expect", "options")
+    for name in others:
+        if own[name]:
+            kind = "a strategy" if strategy else "an all-reduce"
+            raise ConfigError(f"{name} is given, but the target is {kind}; leave it out")
+    if not strategy:
+        return _try_allreduce(target, {**common, "point_to_point": own["point_to_point"]})
+    parsed = _parse_options(own["options"])
+    expected = {"expect_equal": own["expect"] == "equal"}
+    return _try_strategy(target, {**common, **expected, "options": parsed})
+
+
+def _try_allreduce(target: str, options: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
     from manyhands.experiments.check.allreduce import check_allreduce
     from manyhands.experiments.check.page import format_page, to_json
 
-    if not 0.1 <= patience <= 600:
-        raise ConfigError(f"patience is {patience}; expected seconds from 0.1 to 600")
-    counts = parse_counts(workers)
-    sizes = counts if isinstance(counts, list) else [counts or 1]
-    with Status("check", shown=not json_) as status:
-        status.stage(f"trying {target}")
-        checked = check_allreduce(
-            target, sizes=sizes, point_to_point=point_to_point, mpi=mpi, patience=patience
-        )
-    print(json.dumps(to_json(checked), indent=1) if json_ else format_page(checked))
-    if not checked.passed:
-        raise SystemExit(1)
+    checked = check_allreduce(target, **options)
+    return checked.passed, format_page(checked), to_json(checked)
+
+
+def _try_strategy(target: str, options: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
+    from manyhands.experiments.check.strategy.check import check_strategy
+    from manyhands.experiments.check.strategy.page import format_page, to_json
+
+    checked = check_strategy(target, **options)
+    return checked.passed, format_page(checked), to_json(checked)
+
+
+def _parse_options(text: str | None) -> dict[str, Any]:
+    """Return the options in a text such as `alpha=0.1,lr=0.01`."""
+    found: dict[str, Any] = {}
+    for part in (text or "").split(",") if text else ():
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise ConfigError(f"options is {text!r}; expected such as alpha=0.1,lr=0.01")
+        try:
+            found[name.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name.strip()] = value.strip()
+    return found
 
 
 def _grade(course: str, file: str, *, public: bool, mpi: str, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,26 @@ def test_a_package_s_strategy_goes_by_the_name_of_its_entry_point(written, monke
     assert configure({"strategy": "own-one", "pull": 0.75}).strategy.pull == 0.75
     with pytest.raises(mh.ConfigError, match="Did you mean 'own-one'"):
         configure({"strategy": "own-on"})
+
+
+def test_an_installed_package_s_entry_point_is_read_and_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "springs.py").write_text(
+        f"{HEAD}@dataclass(frozen=True)\nclass Own(mh.Strategy):\n    pull: float = 0.5\n{METHODS}"
+    )
+    about = tmp_path / "springs-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: springs\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{strategy_table.GROUP}]\nspring = springs:Own\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    strategy_table.installed.cache_clear()
+    try:
+        assert strategy_table.installed()["spring"] == "springs:Own"
+        assert "springs" not in sys.modules
+        assert configure({"strategy": "spring", "pull": 0.75}).strategy.pull == 0.75
+        assert own("Own").source == "spring"
+    finally:
+        strategy_table.installed.cache_clear()
+        sys.modules.pop("springs", None)
 
 
 def test_the_command_line_takes_its_options(written, capsys):

@@ -276,6 +276,9 @@ def list_ranks(ranks: list[dict[str, Any]]) -> Iterator[str]:
         if row["state"] == "returned":
             yield f"{name}: returned"
             continue
+        if row["call"] and not place:
+            yield f"{name}: {row['call']}"
+            continue
         source = f": {place[3]}" if place and place[3] else ""
         yield f"{name}: {row['call'] or 'computing'} at {_place(place)}{source}"
 

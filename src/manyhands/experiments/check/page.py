@@ -24,13 +24,14 @@ def format_page(checked: Checked) -> str:
         "",
     ]
     for finding in checked.findings.values():
-        lines += _format_finding(finding)
+        lines += format_finding(finding, ASPECTS[finding.aspect])
     lines += ["", *_format_traffic(checked), *_format_times(checked), "", _verdict(checked)]
     return "\n".join(lines)
 
 
-def _format_finding(finding: Finding) -> Iterator[str]:
-    yield f"{_MARKS[finding.status]:>6}  {ASPECTS[finding.aspect]}"
+def format_finding(finding: Finding, title: str) -> Iterator[str]:
+    """Yield the lines of one finding."""
+    yield f"{_MARKS[finding.status]:>6}  {title}"
     for detail in finding.details:
         yield from _indent(detail)
     for line in list_ranks(finding.ranks):
@@ -113,7 +114,7 @@ def to_json(checked: Checked) -> dict[str, Any]:
                 "required": finding.aspect in checked.required,
                 "cases": finding.cases,
                 "details": finding.details,
-                "ranks": [_rank(row) for row in finding.ranks],
+                "ranks": [rank_to_json(row) for row in finding.ranks],
             }
             for finding in checked.findings.values()
         ],
@@ -129,7 +130,8 @@ def to_json(checked: Checked) -> dict[str, Any]:
     }
 
 
-def _rank(row: dict[str, Any]) -> dict[str, Any]:
+def rank_to_json(row: dict[str, Any]) -> dict[str, Any]:
+    """Return where a process was."""
     file, line, function, source = row["place"] or (None, None, None, None)
     return {
         "rank": row["rank"],
