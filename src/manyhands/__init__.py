@@ -89,12 +89,14 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> "Any":
-    homes = [home for home, names in _HOMES.items() if name in names.split()]
-    if not homes:
-        raise AttributeError(f"module 'manyhands' has no attribute {name!r}")
     import importlib
     import sys
 
+    if name == "sklearn":  # needs an extra, so no star import shall ask for it
+        return importlib.import_module("manyhands.sklearn")
+    homes = [home for home, names in _HOMES.items() if name in names.split()]
+    if not homes:
+        raise AttributeError(f"module 'manyhands' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"manyhands.{homes[0]}"), name)
     setattr(sys.modules[__name__], name, value)
     return value

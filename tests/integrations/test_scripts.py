@@ -16,7 +16,11 @@ SCRIPTS = Path(__file__).parents[2] / "examples" / "integrations"
 # Each script: the packages that it needs, its processes under mpiexec, and what it prints.
 CASES = {
     "accelerate_over_mpi": (["accelerate"], 2, "2 processes over mpi4py, .*equal weights: True"),
+    "dataloader_workers": ([], None, r"test accuracy (0\.[89]|1\.)"),
     "lightning_over_mpi": (["lightning"], 2, "2 processes over mpi4py, .*equal weights: True"),
+    "mlflow_logging": (["mlflow"], None, r"lr 0\.01: test loss \d[^$]*lr 0\.1: test loss \d"),
+    "optuna_pruning": (["optuna"], None, r"pruned after [1-5] epochs[^$]*best: lr 0"),
+    "sklearn_search": (["sklearn"], None, r"the best, with two workers: test accuracy 0\.[89]"),
     "trainer_over_mpi": (
         ["accelerate", "datasets", "transformers"], 2,
         "2 processes over mpi4py, .*equal weights: True",
@@ -24,6 +28,7 @@ CASES = {
     "transformers_finetune": (
         ["transformers"], None, r"test accuracy (0\.[89]|1\.).*; read again from 'tuned': True",
     ),
+    "wandb_logging": (["wandb"], None, r"Result\(strategy=sync, workers=2"),
 }  # fmt: skip
 
 
@@ -42,7 +47,7 @@ def test_a_script_ends_well_and_prints(name, tmp_path):
     if processes:
         line, own = mpis.mpiexec_command(mpis.find_mpi(), processes, line[1:])
         environment |= own
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true"}
     done = subprocess.run(
         line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
     )

@@ -90,7 +90,8 @@ def test_nothing_is_left_out():
     after = ["ddp", "fabric", "horovod", "interrupted", "plain"]
     assert sorted(JOINED) == [*(f"after: {name}" for name in after), "readme: joins"]
     assert sorted(FITTED) == ["after: fit", "after: opacus", "after: trainer", "readme: fits"]
-    before = {"plain", "ddp", "horovod", "fabric", "trainer", "opacus"}
+    before = {"plain", "ddp", "horovod", "fabric", "trainer", "sklearn", "opacus"}
+    assert "after: sklearn" in BLOCKS
     assert {name.split(": ")[1] for name in BLOCKS if name.startswith("before")} == before
 
 
@@ -120,3 +121,8 @@ def test_a_loop_given_away(name, folder, yours):
     done = runpy.run_path(f"{name_of(name)}.py", run_name="__main__")
     assert done["result"].record["status"] == "finished"
     assert isinstance(done["result"].model, torch.nn.Module)
+
+
+def test_a_search_of_scikit_learn(folder):
+    done = runpy.run_path("after-sklearn.py", run_name="__main__")
+    assert done["search"].best_score_ > 0.8

@@ -65,7 +65,7 @@ def _check_python() -> Finding:
 def _check_torch() -> Finding:
     version = _get_version("torch")
     if not version:
-        return Finding("PyTorch", "broken", "not installed", "pip install 'torch>=2.6'")
+        return Finding("PyTorch", "broken", "not installed", "pip install 'torch>=2.8'")
     return Finding("PyTorch", "ok", version)
 
 

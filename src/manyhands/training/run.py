@@ -205,14 +205,14 @@ class Run:
                 "somebody's mpiexec, srun or torchrun; only a run that starts its own workers can "
                 "start them again, or outlive them: run it on its own, or leave on_failure out"
             )
-        if group.name != "mpi":
+        if group.name not in ("mpi", "alone"):
             if self.config.comm in ("mpi", "torch:mpi4py"):
                 raise ConfigError(
                     f"comm is {self.config.comm!r}, but this group was started by torchrun, not by "
                     "an MPI; leave it out, or use an mpiexec"
                 )
             check_torch(self.config, "this group was started by torchrun")
-        elif self.config.mpi == "site":
+        elif self.config.mpi == "site" and group.name == "mpi":
             expect_site()
         workers = self._workers_for(group.size, chosen=chosen)
         config = replace_options(self.config, workers=workers)

@@ -14,6 +14,7 @@ from typing import Any
 
 import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.comm.rendezvous import agree, compare_versions, surrounding_group
+from manyhands.comm.single_process import SingleProcess
 from manyhands.config.core_counts import CORES, fit_to_cores
 from manyhands.config.declare import find_tagged
 from manyhands.config.import_path import get_name
@@ -52,13 +53,19 @@ def fit(
     command: str | None = None,
     choose: ChooseWorkers | None = None,
     callbacks_in: str = "worker",
+    here: bool = False,
     **options: Any,
 ) -> Result:
-    """Train as `manyhands.fit` does; `choose` finds the number of workers where it is "auto"."""
+    """Train as `manyhands.fit` does; `choose` finds the number of workers where it is "auto".
+
+    With `here`, a run of one process trains in this one, and starts none.
+    """
     own = {name: options.pop(name, None) for name in OWN}
     own["callbacks_in"] = callbacks_in
     with messages.shown(show=progress is not False):
-        return _fit(model, data, own, options, progress=progress, command=command, choose=choose)
+        return _fit(
+            model, data, own, options, progress=progress, command=command, choose=choose, here=here
+        )
 
 
 def _fit(
@@ -70,8 +77,9 @@ def _fit(
     progress: bool | None,
     command: str | None,
     choose: ChooseWorkers | None,
+    here: bool,
 ) -> Result:
-    """Prepare the run, then start its workers or join the surrounding group."""
+    """Prepare the run, then start its workers, join the surrounding group, or train here."""
     prepare = partial(_prepare, model, data, own, command, options, choose)
     load_matching()
     size = group_size()
@@ -83,7 +91,9 @@ def _fit(
                 run = agree(group, prepare)  # a failure on one process is every process's
             else:
                 run = prepare()
-            if size is None or (size == 1 and run.config.strategy.supports.shares_memory):
+            if here and not group and _is_alone(run.config):
+                record, output = run.join(SingleProcess(), chosen=True, progress=progress)
+            elif size is None or (size == 1 and run.config.strategy.supports.shares_memory):
                 record, output = run.launch(progress)
             else:
                 chosen = options.get("workers") is not None
@@ -97,6 +107,12 @@ def _fit(
     if run.loss is None and not group_rank() and (message := learning_warning(record)):
         warn(message)
     return Result(record, output, run)
+
+
+def _is_alone(config: RunConfig) -> bool:
+    """Return whether a run is one process on this host, which nobody has to start again."""
+    started = config.strategy.supports.shares_memory or config.places or config.on_failure != "stop"
+    return config.processes == 1 and not started and config.comm in ("auto", "mpi")
 
 
 def planned_run(
