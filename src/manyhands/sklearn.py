@@ -240,12 +240,11 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """A regressor of scikit-learn, trained with manyhands.
 
     y has one target per row, or several. It is not scaled: with large targets, put the regressor
-    into a `TransformedTargetRegressor`.
+    into a `TransformedTargetRegressor`. All other parameters of `Classifier` are parameters here, too.
 
     Args:
         model: As for `Classifier`; a function gets the number of targets as `outputs`.
         loss: "mse", "mae", or a function of (output, target), both of shape (rows, targets).
-        **parameters: All parameters of `Classifier`.
 
     Attributes:
         module_: The trained module; its output has shape (rows, targets).
