@@ -240,7 +240,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """A regressor of scikit-learn, trained with manyhands.
 
     y has one target per row, or several. It is not scaled: with large targets, put the regressor
-    into a `TransformedTargetRegressor`. All other parameters of `Classifier` are parameters here, too.
+    into a `TransformedTargetRegressor`. `Classifier` explains the other parameters.
 
     Args:
         model: As for `Classifier`; a function gets the number of targets as `outputs`.
