@@ -112,23 +112,13 @@ class Data:
         self.examples: dict[str, Examples] = {}
         train, test = _splits(train, test, self.name)
         if lazy or collate_fn is not None or examples is not None or is_lazy(train):
-            for option, value in (("ids", ids), ("validation", validation)):
-                if value is not None:
-                    raise ConfigError(
-                        f"{self.name}: {option} is given, but the data is read when it is due; "
-                        f"leave {option} out"
-                    )
+            _refuse_with_lazy({"ids": ids, "validation": validation}, self.name)
             self._read_later(train, test, classes, collate_fn, examples)
             self.normalise = checking.normalise(
                 normalise, _arrays(self.examples["train"].sample[0])
             )
             return
-        for part, source in (("test", test), ("validation", validation)):
-            if source is not None and is_lazy(source):
-                raise ConfigError(
-                    f"{self.name}: {part} is a {type(source).__name__}, which is read when it is "
-                    "due, but train is in memory; give its Dataset or arrays, or train likewise"
-                )
+        _refuse_lazy({"test": test, "validation": validation}, self.name)
         _check_pair(train, test, self.name)
         trees = {
             part: user_arrays.to_tree(source, f"{self.name}: {part}")
@@ -289,6 +279,26 @@ def _declared_classes(classes: np.ndarray, path: Path) -> int:
             "number, how many classes there are"
         )
     return int(classes.reshape(()))
+
+
+def _refuse_lazy(parts: Mapping[str, Source | None], where: str) -> None:
+    """Refuse parts that are read when they are due, beside a training set in memory."""
+    for part, source in parts.items():
+        if source is not None and is_lazy(source):
+            raise ConfigError(
+                f"{where}: {part} is a {type(source).__name__}, which is read when it is due, but "
+                "train is in memory; give its Dataset or arrays, or train likewise"
+            )
+
+
+def _refuse_with_lazy(given: Mapping[str, object | None], where: str) -> None:
+    """Refuse what does not go with a training set that is read when it is due."""
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{where}: {option} is given, but the data is read when it is due; leave {option} "
+                "out"
+            )
 
 
 def _check_pair(train: Source, test: Source | None, where: str) -> None:
