@@ -122,7 +122,7 @@ def _load_strategy(checkpoint: checkpoints.Checkpoint, folder: Path, asked: Any)
     except ConfigError as error:
         raise ConfigError(
             f"{error}; the run in {folder} was started with it: start the command in the same "
-            f"folder, or give --strategy PATH/FILE.py:{name}"
+            f"folder, or give --strategy PATH/FILE.py:{source.rpartition(':')[2]}"
         ) from None
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from manyhands.config.user_file import source_location
+from manyhands.errors import WorkerError
 from manyhands.launch.machine import usage
 from manyhands.worker import step_history
 from manyhands.worker.abilities import Checkpointable
@@ -83,8 +86,30 @@ def capture_common(worker: Worker) -> tuple[dict[str, Tensor], Mapping[str, Any]
     """
     strategy = worker.config.strategy
     held, numbers = strategy.state(worker) if isinstance(strategy, Checkpointable) else ({}, {})
+    _check_state(strategy, held, numbers)
     live = optimizer_tensors(worker) | {f"{_STRATEGY}{n}": t for n, t in held.items()}
     return {name: _copy(tensor) for name, tensor in live.items()}, numbers
+
+
+def _check_state(strategy: Any, held: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+    """Refuse a strategy's state that no checkpoint can hold, by its name and line."""
+    for name, value in (*held.items(), *numbers.items()):
+        fits = isinstance(value, torch.Tensor) if name in held else _is_json(value)
+        if not fits:
+            what = "tensors" if name in held else "numbers"
+            raise WorkerError(
+                f"strategy {strategy.name} ({source_location(type(strategy).state)}): state "
+                f"returned a {type(value).__name__} as {name!r} among the {what}; expected tensors "
+                "in the first dictionary, and numbers, texts and lists of them in the second"
+            )
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def optimizer_tensors(worker: Worker) -> dict[str, Tensor]:
