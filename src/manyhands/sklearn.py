@@ -227,7 +227,8 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         """Return the probability of each class for each row."""
         scores = self._outputs(X)
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return odds / odds.sum(axis=1, keepdims=True)
+        chance: np.ndarray = odds / odds.sum(axis=1, keepdims=True)
+        return chance
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the most probable label of each row."""
