@@ -55,7 +55,7 @@ def loader(count, seed):
 def main():
     result = mh.fit(
         CountWords,
-        mh.Data(loader(600, seed=1), test=loader(200, seed=2)),
+        mh.Data(loader(600, seed=1), test=loader(200, seed=2), classes=2),
         loss="cross-entropy",
         metric="accuracy",
         workers=2,

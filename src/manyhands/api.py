@@ -78,12 +78,7 @@ def fit(
         >>> result.accuracy > 0.9
         True
     """
-    own: dict[str, Any] = {
-        "loss": loss,
-        "metric": metric,
-        "schedule": schedule,
-        "augment": augment,
-    }
+    own: dict[str, Any] = {"loss": loss, "metric": metric, "schedule": schedule, "augment": augment}
     return setup.fit(
         model,
         data,

@@ -11,7 +11,7 @@
 >>> bool(model.score(X, y) > 0.8)
 True
 
-One worker trains in the calling process and starts nothing, so that a search may run many fits in
+One worker trains in the calling process, and none is started, so that a search may run many fits in
 parallel (`n_jobs`). More workers are started for each fit, as `manyhands.fit` does.
 """
 

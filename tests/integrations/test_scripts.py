@@ -18,7 +18,7 @@ CASES = {
     "accelerate_over_mpi": (["accelerate"], 2, "2 processes over mpi4py, .*equal weights: True"),
     "dataloader_workers": ([], None, r"test accuracy (0\.[89]|1\.)"),
     "lightning_over_mpi": (["lightning"], 2, "2 processes over mpi4py, .*equal weights: True"),
-    "mlflow_logging": (["mlflow"], None, r"lr 0\.01: test loss \d[^$]*lr 0\.1: test loss \d"),
+    "mlflow_logging": (["mlflow"], None, r"lr 0\.1: test loss \d[^$]*lr 0\.01: test loss \d"),
     "optuna_pruning": (["optuna"], None, r"pruned after [1-5] epochs[^$]*best: lr 0"),
     "sklearn_search": (["sklearn"], None, r"the best, with two workers: test accuracy 0\.[89]"),
     "trainer_over_mpi": (

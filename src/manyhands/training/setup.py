@@ -58,7 +58,7 @@ def fit(
 ) -> Result:
     """Train as `manyhands.fit` does; `choose` finds the number of workers where it is "auto".
 
-    With `here`, a run of one process trains in this one, and starts none.
+    With `here`, a run of one process trains in this one, and starts no worker.
     """
     own = {name: options.pop(name, None) for name in OWN}
     own["callbacks_in"] = callbacks_in
