@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Two tests at a time; those of one file in turn, for they share what they start.
 LANES := -n 2 --dist loadfile
 # What is computed in these depends on how many compute.
-SIZED := $(patsubst %,tests/parallel/test_%.py,allreduce neighbours sync averaging gossip server pipeline tensor torch_mpi)
+SIZED := $(patsubst %,tests/parallel/test_%.py,allreduce neighbours sync overlap averaging gossip server pipeline tensor torch_mpi)
 DEV := $(VENV)/.ready-dev
 # uv where it is there, else pip; either shows what it does.
 UV := $(shell command -v uv 2>/dev/null)
@@ -56,7 +56,7 @@ test-integrations: $(DEV)  ## run the scripts with scikit-learn, Transformers, L
 test-system: $(DEV)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
 	$(BIN)/python -m pytest $(LANES) --no-loadscope-reorder tests/system
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4,5 $(SIZED)
-	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2
+	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2 $(SIZED)
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 3 tests/parallel/test_allreduce.py
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 1,3,4,5 tests/parallel/test_sync.py
 

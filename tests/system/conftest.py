@@ -10,7 +10,8 @@ from running import anybody_alive, eventually
 HERE = Path(__file__).parent
 SECONDS = 300  # longer than any wait within a test, so that the test itself says what was missing
 # Files that take minutes, which begin first: so no lane is left alone with one of them.
-LONG = [f"test_{name}" for name in ("private_runs", "training", "spark", "faults", "examples")]
+LONG = [f"test_{name}" for name in ("check_strategy", "benchmark_scripts", "private_runs")]
+LONG += [f"test_{name}" for name in ("training", "spark", "faults", "examples")]
 LONG += [f"test_{name}" for name in ("hosts", "survival", "slow_workers", "spark_cluster")]
 
 # As in the unit tests: what a shell or nohup ignores, processes of tests would inherit.

@@ -60,3 +60,4 @@ def test_the_weekly_workflow_tests_the_lowest_and_the_newest_versions() -> None:
     assert ".ci/lowest.py > bounds.txt" in runs["matrix.versions == 'lowest'"]
     assert "--upgrade-strategy eager" in runs["matrix.versions == 'newest'"]
     assert any("pytest tests/unit" in step.get("run", "") for step in job["steps"])
+    assert any(step.get("run", "").endswith("--mpi openmpi --sizes 2") for step in job["steps"])
