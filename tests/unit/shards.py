@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from manyhands import files
 from manyhands.data.manifest import Manifest, Part
+from manyhands.launch import files
 
 FEATURES = ["a", "b", "c"]
 

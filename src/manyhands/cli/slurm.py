@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands import files, validate
+from manyhands import validate
 from manyhands.config.declare import PROCESSES
 from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.launch import signals
+from manyhands.launch import files, signals
 from manyhands.launch.mpi import find_mpi
 from manyhands.training import output_folder, resume
 from manyhands.training.setup import warn

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands import files
 from manyhands.errors import DataError
+from manyhands.launch import files
 
 MANIFEST = "manifest.json"
 SCHEMA = 1

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
-from manyhands.files import PACKAGE
 from manyhands.launch import resources
+from manyhands.launch.files import PACKAGE
 
 if TYPE_CHECKING:
     from manyhands.launch.status_board import Board

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from manyhands import files
+from manyhands.launch import files
 
 SCHEMA = 1
 # Arm's own cores by part number, as their reference manuals give it (MIDR_EL1).

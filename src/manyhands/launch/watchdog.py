@@ -16,9 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from manyhands import files
 from manyhands.errors import WorkerError
-from manyhands.launch import shm_cleanup, signals
+from manyhands.launch import files, shm_cleanup, signals
 from manyhands.launch.shm_cleanup import SHARED
 from manyhands.launch.status_board import AFTER, OWN, Board, Note
 

@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from manyhands import files
-from manyhands.launch import messages
+from manyhands.launch import files, messages
 from manyhands.launch.host_watchdog import dump_stack_on_signal
 
 

@@ -37,8 +37,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from manyhands import files, validate
+from manyhands import validate
 from manyhands.errors import ConfigError
+from manyhands.launch import files
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.budget_filter import RULES, Rule, choose_orders, spent

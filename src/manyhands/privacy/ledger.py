@@ -27,8 +27,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyhands import files, validate
+from manyhands import validate
 from manyhands.errors import ConfigError
+from manyhands.launch import files
 from manyhands.privacy.accountant import Event
 
 SCHEMA = 1

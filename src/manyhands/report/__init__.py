@@ -30,7 +30,7 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
     Raises:
         ConfigError: None of the folders holds a record that can be read.
     """
-    from manyhands import files
+    from manyhands.launch import files
     from manyhands.report.figures.all_figures import charts
     from manyhands.report.figures.chart import render
     from manyhands.report.output import report_json

@@ -14,7 +14,6 @@ import pytest
 import torch
 from shards import rows, table, write
 
-from manyhands import files
 from manyhands.config.options import configure
 from manyhands.data import Stored, Streamed, store
 from manyhands.data.manifest import Manifest, Part, _check_names
@@ -23,6 +22,7 @@ from manyhands.data.spark.statistics import statistics
 from manyhands.data.stored import About
 from manyhands.data.streaming import StreamPlan, StreamSplit, window_rows
 from manyhands.errors import ConfigError, DataError
+from manyhands.launch import files
 from manyhands.training.process.data import plan_for_worker
 
 PARTS = [rows(50, 1), rows(41, 2), rows(60, 3)]

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from manyhands import files
 from manyhands.data.manifest import KEY as KEY_COLUMN
 from manyhands.data.manifest import LABEL, Part
 from manyhands.data.spark.steps import KEY, TEST, RecipeRun, unit_hash
 from manyhands.errors import DataError, nearest
+from manyhands.launch import files
 from manyhands.launch.resources import LEAST_SPACE, size_text
 
 ROWS_PER_GROUP = 1 << 14

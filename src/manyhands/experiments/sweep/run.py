@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands import files
 from manyhands._version import __version__
 from manyhands.config.import_path import get_name
 from manyhands.config.options import configure, find_tagged
@@ -20,7 +19,7 @@ from manyhands.experiments.sweep.live_table import LiveTable
 from manyhands.experiments.sweep.plan import PlannedRun, Schedule
 from manyhands.experiments.sweep.spec import Experiment
 from manyhands.experiments.sweep.stop_signals import SignalRecorder
-from manyhands.launch import signals
+from manyhands.launch import files, signals
 from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json
 from manyhands.launch.signals import SignalReceived
 from manyhands.privacy.budget import any_exists

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Affine2D, ScaledTranslation
 
-from manyhands import files
+from manyhands.launch import files
 from manyhands.report.figures import theme
 from manyhands.report.wording.formatting import short
 from manyhands.report.wording.sentences import Sentence

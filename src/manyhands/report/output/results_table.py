@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from manyhands import files
 from manyhands.errors import ManyhandsError
+from manyhands.launch import files
 from manyhands.report.analysis.spread import Spread, median
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.output import notebook

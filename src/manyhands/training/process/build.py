@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from manyhands import files
 from manyhands._version import __version__
 from manyhands.config.options import flatten
 from manyhands.config.parse import parse_slow
 from manyhands.config.run import RunConfig
 from manyhands.data import Plan, SampledPlan, Stored, StreamPlan, batch_tree
+from manyhands.launch import files
 from manyhands.launch.environment import threads_in_group
 from manyhands.launch.fault_injection import fault_hook
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board

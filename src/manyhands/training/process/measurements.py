@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from manyhands import files
+from manyhands.launch import files
 from manyhands.launch.host import hostname, kernel_id
 from manyhands.worker.step_file import TIMES, Column, StepFile
 

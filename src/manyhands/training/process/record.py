@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
-from manyhands import files
 from manyhands._version import __version__
 from manyhands.config.options import flatten
+from manyhands.launch import files
 from manyhands.launch import machine as records
 from manyhands.launch.hosts import LAB
 from manyhands.privacy.provenance import MODEL_FILE, digest

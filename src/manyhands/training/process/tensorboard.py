@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from manyhands import files
 from manyhands.config.options import flatten
+from manyhands.launch import files
 from manyhands.training.output_folder import TENSORBOARD
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import files as atomic
 from manyhands.errors import DataError
+from manyhands.launch import files as atomic
 from manyhands.worker import epoch_file
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands import files
 from manyhands.config.parse import Every, parse_every
 from manyhands.errors import ConfigError, DataError
+from manyhands.launch import files
 from manyhands.training import resume
 from manyhands.worker.checkpoint import format
 from manyhands.worker.checkpoint.format import CheckpointPart, Writer, check, newest

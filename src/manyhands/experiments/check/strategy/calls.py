@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.errors import WorkerError
-from manyhands.files import PACKAGE
+from manyhands.launch.files import PACKAGE
 
 FILE, MISMATCH = "calls", "mismatch.json"
 COLLECTIVE = (

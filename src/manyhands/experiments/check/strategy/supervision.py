@@ -24,9 +24,9 @@ from manyhands.experiments.check.strategy.trials import (
     Trial,
     list_trials,
 )
-from manyhands.files import PACKAGE
 from manyhands.launch import launcher
 from manyhands.launch.fault_injection import VARIABLE, Faults
+from manyhands.launch.files import PACKAGE
 from manyhands.launch.mpi import find_mpi
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import raise_on_signals

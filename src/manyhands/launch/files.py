@@ -18,7 +18,7 @@ from typing import Any
 
 from manyhands.errors import ConfigError
 
-PACKAGE = Path(__file__).parent  # what lies here is not a user's own code
+PACKAGE = Path(__file__).parents[1]  # what lies here is not a user's own code
 PART = ".part"  # ends the name of a file that is not complete
 
 
