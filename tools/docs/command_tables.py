@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App
+from manyhands.cli.app import load_command
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 KINDS = {"int": "N", "float": "X", "Path": "PATH", "str": "TEXT"}
 DEFAULT = re.compile(r"\s*\[(?:default: )?([^\[\]]*(?:\[[^\]]*\])?)\]$")
@@ -29,7 +32,7 @@ the same. For `train` and `compare` it prints the common options only; `--help-a
 def describe_commands(app: App) -> str:
     """Return the page: one section for each command, one table for each group of options."""
     names = [name for name in app if not name.startswith("-")]
-    return INTRODUCTION + "".join(_describe(app[name], name) for name in names)
+    return INTRODUCTION + "".join(_describe(load_command(name), name) for name in names)
 
 
 def _describe(command: App, name: str) -> str:

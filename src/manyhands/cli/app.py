@@ -13,18 +13,7 @@ import cyclopts
 from cyclopts import App, Parameter
 
 from manyhands._version import __version__
-from manyhands.cli.allreduce import allreduce
-from manyhands.cli.audit import audit
-from manyhands.cli.check import check
-from manyhands.cli.compare import compare, demo, report
 from manyhands.cli.help import FORMAT, CommonOptions
-from manyhands.cli.new import new
-from manyhands.cli.options import load_own_strategies
-from manyhands.cli.partition import partition
-from manyhands.cli.predict import predict
-from manyhands.cli.prepare import prepare
-from manyhands.cli.privacy import privacy
-from manyhands.cli.train import train
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
 from manyhands.launch import messages, signals
 from manyhands.launch.environment import group_rank, in_group
@@ -40,10 +29,27 @@ app = App(
 )
 
 
-for command in (train, compare):
-    app.command(command, help_formatter=CommonOptions())
-for command in (demo, new, report, predict, allreduce, check, partition, audit, privacy, prepare):
-    app.command(command)
+# The first line of each command's docstring: `manyhands --help` imports none of these modules.
+COMMANDS = {
+    "train": "Train one model once, and write its record.",
+    "compare": "Run every combination of strategies, workers and any option given several values, "
+    "and report.",
+    "demo": "Compare every strategy on MNIST with all cores of this machine, and write a report.",
+    "new": "Write a small project that trains with two workers: model, data, a script, a test.",
+    "report": "Rebuild a report from its records.",
+    "predict": "Predict time per step, speed-up and the best number of workers, from short "
+    "measurements.",
+    "allreduce": "Time the all-reduces and those of MPI and gloo; every result is checked.",
+    "check": "Say what holds of your own all-reduce or strategy; exit code 1 if something fails.",
+    "partition": "Show which worker would train on which examples, without training.",
+    "audit": "Test a private run: record every message, test the mechanism, guess canaries.",
+    "privacy": "Compute the noise for an epsilon, or the epsilon of a noise, without training.",
+    "prepare": "Prepare large data on Spark, as shards that `train --data FOLDER` reads.",
+}
+for name, line in COMMANDS.items():
+    module = "compare" if name in ("demo", "report") else name
+    short = CommonOptions() if name in ("train", "compare") else None
+    app.command(f"manyhands.cli.{module}:{name}", name=name, help=line, help_formatter=short)
 app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
 
 
@@ -90,6 +96,14 @@ def doctor() -> None:
     raise SystemExit(examine())
 
 
+def load_command(name: str) -> App:
+    """Return a command, imported; its own help is its whole docstring."""
+    command = app[name]
+    if name in COMMANDS:
+        command.help = None
+    return command
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors become one message and an exit code, and so do signals."""
     with messages.shown(alone=False):
@@ -117,12 +131,12 @@ def _main(arguments: Sequence[str] | None) -> None:
 def _run(arguments: Sequence[str] | None) -> None:
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        load_own_strategies(words)
-        app(
-            words,
-            exit_on_error=False,
-            print_error=False,
-        )
+        if words[:1] and words[0] in COMMANDS:
+            from manyhands.cli.options import load_own_strategies
+
+            load_own_strategies(words)
+            load_command(words[0])
+        app(words, exit_on_error=False, print_error=False)
     except cyclopts.UnknownOptionError as error:
         _fail(_describe_unknown_option(error), 2)
     except cyclopts.CycloptsError as error:

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from cyclopts import App, Parameter
 from cyclopts.help import DefaultFormatter
 
-from manyhands.cli.options import is_common
-from manyhands.config.strategy_table import installed
-
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
     from rich.console import Console, ConsoleOptions
@@ -26,6 +23,8 @@ class CommonOptions(DefaultFormatter):
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         """Print one group of options, unless none of it is common."""
+        from manyhands.cli.options import is_common
+
         panel.entries[:] = [e for e in panel.entries if all(map(is_common, e.names[:1]))]
         if panel.entries:
             super().__call__(console, options, panel)
@@ -33,6 +32,8 @@ class CommonOptions(DefaultFormatter):
 
 def print_every_option(command: Callable[..., None]) -> None:
     """Print the help of a command with all its options."""
+    from manyhands.config.strategy_table import installed
+
     alone: Any = App(
         name=f"manyhands {command.__name__}",
         default_command=command,

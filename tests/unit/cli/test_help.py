@@ -2,10 +2,13 @@
 
 import contextlib
 import re
+import subprocess
+import sys
 
 import pytest
 
-from manyhands.cli.app import main
+from manyhands.cli.app import COMMANDS as LINES
+from manyhands.cli.app import app, load_command, main
 from manyhands.config.options import options
 
 COMMANDS = ("train", "compare")
@@ -71,3 +74,24 @@ def test_completion_is_installed_for_the_shell(helped, tmp_path, monkeypatch):
     helped("--install-completion", "--shell", "bash")
     script = tmp_path / ".local/share/bash-completion/completions/manyhands"
     assert "--checkpoint-every" in script.read_text()
+
+
+def test_the_first_page_says_the_first_line_of_each_command_s_docstring():
+    firsts = {name: load_command(name).help.partition("\n")[0] for name in LINES}
+    assert firsts == LINES
+    assert {name for name in app if not name.startswith("-")} == {*LINES, "lab", "doctor"}
+
+
+def test_a_command_s_own_page_has_its_whole_docstring(helped):
+    assert "finished runs are kept" in helped("compare", "--help")
+
+
+def test_the_first_page_imports_no_command():
+    code = (
+        "import sys, contextlib; from manyhands.cli.app import COMMANDS, main\n"
+        "with contextlib.suppress(SystemExit): main(['--help'])\n"
+        "names = [*('manyhands.cli.' + n for n in COMMANDS), 'manyhands.strategies', 'numpy']\n"
+        "print('imported', *(n for n in names if n in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].split() == ["imported"]

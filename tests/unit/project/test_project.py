@@ -139,7 +139,7 @@ def test_the_top_of_the_package_stays_small() -> None:
 @pytest.mark.parametrize(
     "module", ["errors", "config.run", "config.optimizers", "config.options", "cli.app", "api"]
 )
-def test_what_the_command_line_needs_imports_neither_torch_nor_mpi(module: str) -> None:
+def test_what_the_command_line_needs_imports_no_heavy_package(module: str) -> None:
     code = (
         f"import sys, manyhands.{module}\n"
         "print(*sorted({'torch', 'mpi4py', 'matplotlib'} & set(sys.modules)))"

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
 
@@ -62,6 +60,8 @@ class Pace:
             seconds: The period to keep; None: keep to the share.
             share: The largest share of the time for exchanges.
         """
+        import numpy as np
+
         self.met += 1
         if self.seconds is None or seconds is not None:
             spans = [later - earlier for earlier, later in pairwise(self.ends)]
