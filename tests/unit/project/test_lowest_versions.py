@@ -44,7 +44,7 @@ def test_this_project_has_a_bound_for_everything() -> None:
     pins = done.stdout.splitlines()
     assert any(pin.startswith("torch==") for pin in pins)
     # Earlier ones lack Parameter(n_tokens=…), without which no command starts.
-    assert "cyclopts==4.3" in pins
+    assert "cyclopts==4.8" in pins
 
 
 def test_the_weekly_workflow_tests_the_lowest_and_the_newest_versions() -> None:
