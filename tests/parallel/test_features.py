@@ -130,7 +130,7 @@ def ask(name, feature):
     """Ask for what a strategy cannot do, as far as it takes to be refused."""
     config = configure({"strategy": name})
     if feature == "model_loss":
-        user_objects._check_model_loss(config, "of_model")
+        user_objects.check_model_loss(config, "of_model")
     elif feature == "tensors":
         config.strategy.check_data(["left", "right"], None)
     else:

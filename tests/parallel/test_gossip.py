@@ -174,7 +174,7 @@ def test_averages_of_two_keep_the_mean_and_bring_all_together(
 ):
     """Every worker begins elsewhere and its gradients are nothing: what is left is averaging."""
 
-    def nothing(self, x, y, weight):
+    def nothing(self, x, y, weight, _early):
         time.sleep(0.001)
         self.grad.zero_()
         return Loss(0.0, 0, len(x))
@@ -229,7 +229,7 @@ def test_asynchronously_nobody_waits_for_a_gradient_of_another(blobs, folder, mo
     """
     gradient, waited, begun = Replica.gradient, [], Path(folder) / "begun"
 
-    def slow(self, x, y, weight):
+    def slow(self, x, y, weight, early):
         if not waited and WORLD.rank == 1:
             begun.touch()
             for thread in threading.enumerate():
@@ -238,7 +238,7 @@ def test_asynchronously_nobody_waits_for_a_gradient_of_another(blobs, folder, mo
                     thread.join()
         while WORLD.rank == 0 and not begun.exists():
             time.sleep(0.001)
-        return gradient(self, x, y, weight)
+        return gradient(self, x, y, weight, early)
 
     monkeypatch.setattr(Replica, "gradient", slow)
     found = record(smooth, blobs, folder, strategy="gossip", asynchronous=True, epochs=1,

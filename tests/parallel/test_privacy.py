@@ -95,8 +95,8 @@ def test_a_synchronous_server_is_plain_training_too(blobs, tmp_path, distrust):
         assert distance(worker.params, expected) < 1e-10
 
 
-def _in_chunks(self, chunk, replica, chunk_mb, make=PerExample.__init__):
-    make(self, replica, chunk_mb=chunk_mb)
+def _in_chunks(self, chunk, replica, make=PerExample.__init__, **given):
+    make(self, replica, **given)
     self.chunk = chunk
 
 
