@@ -201,9 +201,10 @@ def squared_lengths(rows: Tensor) -> Tensor:
     low, and more than C would pass: so each of its sums is of a short run.
     """
     count = rows.shape[1] // _RUN
-    runs = rows[:, : count * _RUN].unflatten(1, (count, _RUN))
-    rest = torch.linalg.vector_norm(rows[:, count * _RUN :], dim=1).square()
-    return rest + torch.linalg.vector_norm(runs, dim=2).square().sum(1)  # `sum` adds pairwise
+    runs = rows[:, : count * _RUN].view(len(rows), count, _RUN)
+    each: Tensor = torch.linalg.vector_norm(runs, dim=2)
+    rest: Tensor = torch.linalg.vector_norm(rows[:, count * _RUN :], dim=1)
+    return each.square().sum(1) + rest.square()  # `sum` adds pairwise
 
 
 def _lost(of: Tensor) -> float:
