@@ -105,15 +105,18 @@ def _open(data: str, settings: Settings) -> tuple[Budget | None, int]:
 
 def _describe(facts: Mapping[str, Any]) -> list[str]:
     """Return the state in words."""
+    from manyhands.privacy.accountant import write_bound
+
     rule = {
         "adaptive": "adaptive: results of runs may decide on later runs",
         "fixed": "fixed: holds only if all runs were planned before the first result",
     }
+    spent, left = write_bound(facts["spent"]), write_bound(facts["left"], up=False)
     return [
         f"budget of {facts['data']} ({facts['examples']:,} records): "
         f"ε = {facts['epsilon']:g} at δ = {facts['delta']:g}, since {facts['since']}",
-        f"spent: {facts['spent']:.4f} by {facts['runs']} runs, each with all its planned steps",
-        f"left: {facts['left']:.4f}; several runs together cost less than the sum of their ε",
+        f"spent: {spent} by {facts['runs']} runs, each with all its planned steps",
+        f"left: {left}; several runs together cost less than the sum of their ε",
         f"rule: {rule[facts['rule']]}",
         f"ledger: {facts['ledger']}",
         f"anchor: {facts['anchor']}",

@@ -189,6 +189,7 @@ def _share_noise(config: RunConfig, examples: int, steps: int) -> RunConfig:
 
 def format_budget(budget: Budget) -> list[str]:
     """Return the answer in words: the number asked for, then the statement of such a run."""
+    from manyhands.privacy.accountant import write_bound
     from manyhands.privacy.statement import describe
     from manyhands.privacy.tradeoff import FALSE_POSITIVES
 
@@ -200,14 +201,14 @@ def format_budget(budget: Budget) -> list[str]:
     if runs is not None:
         whose = f"all {runs} runs"
         together.append(
-            f"{runs} such runs: ε = {budget['epsilon_of_runs']:.4f} at δ = {budget['delta']:g} "
-            "by PLD, if all their settings are fixed beforehand"
+            f"{runs} such runs: ε = {write_bound(budget['epsilon_of_runs'])} at "
+            f"δ = {budget['delta']:g} by PLD, if all their settings are fixed beforehand"
         )
     many = "1 worker" if budget["workers"] == 1 else f"{budget['workers']} workers"
     lines = [
         f"noise multiplier σ = {budget['noise_multiplier']:g}: noise of σ × clip on every sum",
-        f"ε = {budget['epsilon_pld']:.4f} at δ = {budget['delta']:g} by PLD; "
-        f"{budget['epsilon_rdp']:.4f} by RDP, a looser check",
+        f"ε = {write_bound(budget['epsilon_pld'])} at δ = {budget['delta']:g} by PLD; "
+        f"{write_bound(budget['epsilon_rdp'])} by RDP, a looser check",
         f"{budget['steps']:,} steps, each record in a step with probability {budget['rate']:.6g}",
         *together,
         f"no attack on {whose} detects a record with a probability of more than {found}",

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import count
@@ -112,14 +113,33 @@ def deltas(events: Iterable[Event], epsilons: np.ndarray) -> np.ndarray:
     return np.array([float(together.get_delta_for_epsilon(float(each))) for each in epsilons])
 
 
+def write_bound(
+    bound: float, places: int = 4, *, up: bool = True, significant: bool = False
+) -> str:
+    """Return a bound with so many decimals, or significant digits, never on the wrong side.
+
+    Args:
+        bound: An ε, or what is left of one.
+        places: How many.
+        up: Round up, as for what a run costs; down for what is left.
+        significant: Count significant digits; trailing zeros are left out.
+    """
+    if not math.isfinite(bound):
+        return f"{bound:g}"
+    exact = Decimal(bound)
+    place = min(0, exact.adjusted() + 1 - places) if significant else -places
+    text = f"{exact.quantize(Decimal(1).scaleb(place), ROUND_CEILING if up else ROUND_FLOOR):f}"
+    return text.rstrip("0").rstrip(".") if significant and "." in text else text
+
+
 def check_budget(before: Iterable[Event], epsilon: float, delta: float) -> None:
     """Refuse a budget that has been spent on the initial weights already."""
     spent = compose(before, delta)
     if spent >= epsilon:
         raise ConfigError(
             f"epsilon is {epsilon:g}, but the runs that made the initial weights have spent "
-            f"{spent:.4f} at delta {delta:g} on this data; give a larger epsilon, or start without "
-            "their weights"
+            f"{write_bound(spent)} at delta {delta:g} on this data; give a larger epsilon, or "
+            "start without their weights"
         )
 
 

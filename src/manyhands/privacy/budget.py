@@ -77,10 +77,11 @@ class Budget:
         """Return the budget of a data set; None where it has none.
 
         Raises:
-            ConfigError: If budgets exist that another key made: which data they are of is unknown;
-                or if the ledger is there without its anchor.
+            ConfigError: If budgets, or traces of them, exist that another key made: which data
+                they are of is unknown; or if the ledger is there without its anchor.
         """
-        known = {path.stem.partition("-")[0] for path in folder().glob("*-*.json")}
+        traces = (path.name.removeprefix("budget-") for path in folder().glob("*-*"))
+        known = {name.partition("-")[0] for name in traces}  # of anchors, ledgers and locks
         if others := known - {fingerprint.partition("-")[0]}:
             raise ConfigError(
                 f"{folder()} holds budgets of a key {sorted(others)[0]}, which is no longer in "
@@ -135,8 +136,9 @@ class Budget:
         earlier = merge_events(each for _, each in counted.values()).values()
         if (before := spent(earlier, delta, rule, orders)) > epsilon:
             raise ConfigError(
-                f"the budget is epsilon {epsilon:g}, but the counted runs cost {before:.4f} "
-                f"together at delta {delta:g} ({rule} rule); give a larger budget"
+                f"the budget is epsilon {epsilon:g}, but the counted runs cost "
+                f"{accountant.write_bound(before)} together at delta {delta:g} ({rule} rule); give "
+                "a larger budget"
             )
         place = folder() if ledger is None else ledger.absolute()
         for each in (folder(), place):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from manyhands.errors import ConfigError
-from manyhands.privacy.accountant import Event
+from manyhands.privacy.accountant import Event, write_bound
 from manyhands.privacy.budget_filter import Rule, spent
 
 Plan = tuple[str, Mapping[str, Event]]  # a run's folder, and its events by the ids of their runs
@@ -157,11 +157,12 @@ def expect_fit(state: State, new: Mapping[str, Plan]) -> None:
     if len(new) == 1:
         ((run, (_, events)),) = new.items()
         what, fits = "this run", state.describe_fit(run, events)
+    left = write_bound(max(0.0, state.epsilon - before), up=False)
     raise ConfigError(
         f"the data set has a budget of epsilon {state.epsilon:g} at delta {state.delta:g}, of "
-        f"which {before:.4f} is spent and {max(0.0, state.epsilon - before):.4f} is left "
-        f"({state.rule} rule); with {what} all would cost {after:.4f}: give more noise, or fewer "
-        f"steps{fits} (ledger: {state.path})"
+        f"which {write_bound(before)} is spent and {left} is left ({state.rule} rule); with {what} "
+        f"all would cost {write_bound(after)}: give more noise, or fewer steps{fits} (ledger: "
+        f"{state.path})"
     )
 
 

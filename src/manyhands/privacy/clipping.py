@@ -24,6 +24,7 @@ from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
 from manyhands.model.batchnorm import batch_norms, kind
 from manyhands.model.layers import track_forward
+from manyhands.privacy.parts import squared_lengths
 
 _SAME = 1e-3  # of a gradient: more than kernels of a GPU differ from one pass to the next
 
@@ -92,9 +93,9 @@ class PerExample:
             with self.replica.masked(part):
                 found = self.gradients(*batch_tree.take_examples(x, y, part), mask)
             grads = [g.flatten(1) for g in found]  # (n, size)
-            norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
-            squares = norms.new_zeros(len(self.replica.layers), norms.shape[1])
-            squares.index_add_(0, self.owners, norms.square())
+            each = torch.stack([squared_lengths(g) for g in grads])
+            squares = each.new_zeros(len(self.replica.layers), each.shape[1])
+            squares.index_add_(0, self.owners, each)
             weights, finite = coefficients(squares.sqrt(), clip, self.way)
             weights = weights.expand(squares.shape)
             offset = 0

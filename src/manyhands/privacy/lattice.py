@@ -31,6 +31,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from manyhands.errors import ConfigError
+
 FINE, COARSE = 2.0**-10, 2.0**-7  # γ√d over C, at the most: alone, and where float32 is added up
 # Of C: room for what rounding inside the clipped sum itself may move. A record's gradient counts as
 # a function of the record alone. Kernels do not promise that: its last bits may depend on how many
@@ -74,11 +76,22 @@ class Lattice:
             senders: P, the workers whose messages are added on their way; 1 if none are.
             batch: What the sum over all of them is divided by beforehand.
             digits: Binary digits of a message's numbers.
+
+        Raises:
+            ConfigError: If messages of so much noise cannot be added up exactly.
         """
         root = math.sqrt(dim)
         if senders == 1:
             return cls(step=FINE * clip / root, sensitivity=clip * (1 + ARITHMETIC + FINE))
         room = 1 << (digits - 1)  # half for the sum, half for the noise
+        if noise_multiplier * root >= room / _TAIL:
+            raise ConfigError(
+                f"noise_multiplier is {noise_multiplier:g} for {dim:,} parameters, so sums of "
+                f"messages with {digits} binary digits would not be exact: {noise_multiplier:g} × "
+                f"√{dim} is {noise_multiplier * root:,.0f}; expected less than {room // _TAIL:,}. "
+                "Give less noise, or a strategy that does not add messages up, such as sequential, "
+                "or averaging with partition by-id"
+            )
         most = min((COARSE if digits <= 24 else FINE) / root, noise_multiplier / _SMOOTH / senders)
         least = noise_multiplier * (1 + ARITHMETIC) / (room / _TAIL - noise_multiplier * root)
         step = batch * 2.0 ** math.floor(math.log2(most * clip / batch))

@@ -24,6 +24,7 @@ _POINTWISE = (nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyRe
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 _FREE = (*_POINTWISE, *POOLS, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
+_RUN = 4096  # numbers that float32 may add up one after the other
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -114,8 +115,7 @@ def _by_vmap(layer: nn.Module, a: Tensor, g: Tensor) -> LayerGradient:
 
 def _linear(layer: nn.Linear, a: Tensor, g: Tensor) -> LayerGradient:
     bias = layer.bias is not None
-    squares = a.square().sum(1)
-    squares = g.square().sum(1) * (squares + 1 if bias else squares)
+    squares = (g.square().sum(1) + _lost(g)) * (a.square().sum(1) + _lost(a) + bias)
 
     def add(weights: Tensor, out: Tensor) -> None:
         weighted = g * weights[:, None]
@@ -174,13 +174,14 @@ def _ghost(g: Tensor, a: Tensor, bias: bool) -> LayerGradient:
     """As `_summed`, by products of the places with each other; no example's gradient is made.
 
     Where the places cancel each other, rounding could make a norm look too small, and too much
-    would pass: so what rounding may have taken away is added.
+    would pass: so what rounding and underflow may have taken away is added.
     """
     inputs = torch.bmm(a, a.transpose(1, 2)) + bias  # (n, L, L); a bias is an input of 1
     backs = torch.bmm(g.transpose(1, 2), g)
     lengths = (_diagonal(inputs) * _diagonal(backs)).sqrt().sum(1)  # Σ_l ‖a_l‖ ‖g_l‖
     longest = max(a.shape[1:]) + g.shape[1]
     slack = lengths.square() * (longest * torch.finfo(g.dtype).eps)
+    slack += _diagonal(inputs).sum(1) * _lost(g) + _diagonal(backs).sum(1) * _lost(a)
     squares = (inputs * backs).sum((1, 2)) + slack
 
     def add(weights: Tensor, out: Tensor) -> None:
@@ -191,6 +192,27 @@ def _ghost(g: Tensor, a: Tensor, bias: bool) -> LayerGradient:
             out[size:].add_(weighted.sum(1))
 
     return LayerGradient(squares, add)
+
+
+def squared_lengths(rows: Tensor) -> Tensor:
+    """Return the squared norm of each row, (n,); rows: (n, size).
+
+    `vector_norm` adds one number after the other. Over millions of them a norm in float32 reads
+    low, and more than C would pass: so each of its sums is of a short run.
+    """
+    count = rows.shape[1] // _RUN
+    runs = rows[:, : count * _RUN].view(len(rows), count, _RUN)
+    each: Tensor = torch.linalg.vector_norm(runs, dim=2)
+    rest: Tensor = torch.linalg.vector_norm(rows[:, count * _RUN :], dim=1)
+    return each.square().sum(1) + rest.square()  # `sum` adds pairwise
+
+
+def _lost(of: Tensor) -> float:
+    """Return more than underflow takes from a sum of products of one example's numbers.
+
+    It is nothing beside any C, unless it meets a factor near the largest number of its type.
+    """
+    return of[:1].numel() * torch.finfo(of.dtype).tiny
 
 
 def _diagonal(products: Tensor) -> Tensor:
@@ -207,13 +229,14 @@ def _embedding(layer: nn.Embedding, a: Tensor, g: Tensor) -> LayerGradient:
     pairs, place = torch.unique(owner + rows, return_inverse=True)  # each example's own rows
     sums = back.new_zeros(len(pairs), size).index_add_(0, place.flatten(), back.flatten(0, 1))
     whose = pairs // layer.num_embeddings
-    squares = back.new_zeros(n).index_add_(0, whose, sums.square().sum(1))
+    squares = back.new_zeros(n, dtype=torch.float64)  # it adds one row after the other
+    squares.index_add_(0, whose, sums.square().sum(1).double())
 
     def add(weights: Tensor, out: Tensor) -> None:
         table = out.view_as(layer.weight)
         table.index_add_(0, pairs % layer.num_embeddings, sums * weights[whose, None])
 
-    return LayerGradient(squares, add)
+    return LayerGradient(squares.to(g.dtype), add)
 
 
 def _norm(layer: Any, a: Tensor, g: Tensor) -> LayerGradient:
@@ -236,5 +259,4 @@ def _from_gradients(grads: list[Tensor]) -> LayerGradient:
         for part, g in zip(torch.split(out, sizes), grads, strict=True):
             part.addmv_(g.t(), weights)
 
-    norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for g in grads])
-    return LayerGradient(norms.square().sum(0), add)
+    return LayerGradient(torch.stack([squared_lengths(g) for g in grads]).sum(0), add)

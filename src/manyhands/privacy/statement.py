@@ -37,7 +37,8 @@ NOISE = {
 }
 CLIPPING = {
     "flat": "flat: each example's gradient, over all layers together, is shortened to C",
-    "automatic": "automatic: each example's gradient is scaled to a length just below C",
+    "automatic": "automatic: each example's gradient g is multiplied by C/(‖g‖ + 0.01): a long one "
+    "gets a length just below C, one that is short beside 0.01 a much smaller length",
     "per-layer": "per layer: each of L layers of an example's gradient is shortened to C/√L, so "
     "that the whole is no longer than C",
 }
@@ -139,10 +140,13 @@ def _put_into_words(field: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        each = [f"{epsilon:.4g} for {records}" for records, epsilon in value.items()]
+        each = [
+            f"{accountant.write_bound(epsilon, significant=True)} for {records}"
+            for records, epsilon in value.items()
+        ]
         return f"ε = {', '.join(each)} records, at the same δ"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "not bounded" if field.startswith("epsilon") else ""
     if field.startswith("epsilon"):
-        return f"{value:.4f}"
+        return accountant.write_bound(value)
     return f"{value:,.0f}" if field == "steps" else f"{value:.4g}"

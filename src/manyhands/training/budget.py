@@ -50,7 +50,7 @@ def reserved(
     if account is None:
         yield provenance
         return
-    _refuse_unbounded(run.config, account)
+    _refuse_unbounded(run, account)
     assert provenance is not None
     output = Path(str(run.config.output))
     own = ledger.read_head(output) if run.checkpoint else None
@@ -96,7 +96,7 @@ def reserve_all(plans: Mapping[str, PrivateRequest]) -> None:
         state = account.read()
         new: dict[str, Plan] = {}
         for place, run in plans.items():
-            _refuse_unbounded(run.config, account)
+            _refuse_unbounded(run, account)
             provenance = find_provenance(run, stored)
             event = plan_event(run.config, stored, provenance)
             before = provenance.costs() if provenance else {}
@@ -140,13 +140,16 @@ def plan_event(config: RunConfig, stored: Path, provenance: Provenance | None = 
     return Event(terms.steps, terms.rate, terms.noise_multiplier)
 
 
-def _refuse_unbounded(config: RunConfig, account: Budget) -> None:
+def _refuse_unbounded(run: PrivateRequest, account: Budget) -> None:
     """Refuse a run whose cost has no bound."""
-    reason = ""
-    if config.privacy is None:
+    reason, privacy = "", run.config.privacy
+    if privacy is None:
         reason = "and a run without privacy would exceed any; add private and epsilon"
-    elif config.privacy.fixed_key is not None:
+    elif privacy.fixed_key is not None:
         reason = "and a run with a fixed key promises nothing; leave fixed_key out"
+    elif getattr(run.model, "observed", False):
+        reason = "and an audit's record holds facts of its records without noise; audit public data"
+        reason += " of the same shape"
     if reason:
         state = account.read()
         raise ConfigError(

@@ -10,7 +10,7 @@ import pytest
 
 from manyhands.cli.app import main
 from manyhands.data import store
-from manyhands.privacy.accountant import Event, compose
+from manyhands.privacy.accountant import Event, compose, write_bound
 from manyhands.privacy.fingerprint import fingerprint, load_key
 from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.provenance import Provenance
@@ -62,7 +62,7 @@ def test_earlier_runs_count_if_they_were_on_this_data(capsys, tmp_path):
     assert "does not have the fingerprint of this data" in refused
     assert "holds no ledger" in call(capsys, "--budget", 3, "--count", tmp_path)
     few = call(capsys, "--budget", COST / 2, "--rule", "fixed", "--count", one)
-    assert f"the counted runs cost {COST:.4f}" in few
+    assert f"the counted runs cost {write_bound(COST)}" in few
     counted = f"{one},{tmp_path / 'sweep'}"
     made = call(capsys, "--budget", 3, "--rule", "fixed", "--count", counted)
     assert made["runs"] == 2

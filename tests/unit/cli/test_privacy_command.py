@@ -39,7 +39,7 @@ def test_which_noise(capsys: pytest.CaptureFixture[str]) -> None:
     call("--epsilon", "3", "--delta", "1e-5")
     said = capsys.readouterr().out
     assert "σ = 1.069" in said
-    assert "ε = 2.9954 at δ = 1e-05 by PLD; 3.2753 by RDP" in said
+    assert "ε = 2.9955 at δ = 1e-05 by PLD; 3.2753 by RDP" in said
     assert "4,687 steps" in said
 
 

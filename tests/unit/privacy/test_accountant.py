@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,29 @@ from manyhands.privacy.accountant import (
     epsilon,
     noise_multiplier,
     renyi,
+    write_bound,
 )
 
 DELTA = 1e-5
 TANH = Event(40 * 60_000 // 512, 512 / 60_000, 1.23)  # Tramèr and Boneh's recipe, Poisson batches
+
+
+@given(bound=st.floats(0, 1e12), places=st.integers(1, 6), significant=st.booleans())
+def test_what_is_printed_is_never_on_the_wrong_side(
+    bound: float, places: int, significant: bool
+) -> None:
+    above = Decimal(write_bound(bound, places, significant=significant))
+    below = Decimal(write_bound(bound, places, up=False, significant=significant))
+    assert below <= Decimal(bound) <= above
+    digits = places - 1 - Decimal(bound).adjusted() if significant else places
+    assert above - below <= Decimal(1).scaleb(-max(0, digits))
+
+
+def test_a_bound_is_printed_with_the_digits_that_a_reader_expects() -> None:
+    assert [write_bound(each) for each in (3.0, 2.99543, math.inf)] == ["3.0000", "2.9955", "inf"]
+    assert write_bound(0.33339, up=False) == "0.3333"
+    several = [write_bound(each, significant=True) for each in (53.9512, 10.0, 123_456.7)]
+    assert several == ["53.96", "10", "123457"]
 
 
 def test_pinned_values() -> None:

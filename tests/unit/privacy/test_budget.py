@@ -17,7 +17,7 @@ import pytest
 from manyhands.data import store
 from manyhands.errors import ConfigError
 from manyhands.privacy import budget as budgets
-from manyhands.privacy.accountant import Event
+from manyhands.privacy.accountant import Event, write_bound
 from manyhands.privacy.budget import Budget
 from manyhands.privacy.budget_filter import choose_orders, spent
 from manyhands.privacy.fingerprint import fingerprint, key_path, load_key
@@ -31,7 +31,7 @@ DELTA = 1e-5
 RESERVE = """
 import sys
 from manyhands.errors import ConfigError
-from manyhands.privacy.accountant import Event
+from manyhands.privacy.accountant import Event, write_bound
 from manyhands.privacy.budget import Budget
 account = Budget.find(sys.argv[1], bytes(range(32)))
 print("ready", flush=True)
@@ -77,7 +77,9 @@ def again() -> Budget:
 def test_what_would_pass_it_is_refused_with_what_is_spent_and_left(account: Budget) -> None:
     reserve(account, "one")
     reserve(account, "two")
-    said = f"{cost(2):.4f} is spent and {EPSILON - cost(2):.4f} is left.*would cost {cost(3):.4f}"
+    left = write_bound(EPSILON - cost(2), up=False)
+    spent, whole = write_bound(cost(2)), write_bound(cost(3))
+    said = f"{spent} is spent and {left} is left.*would cost {whole}"
     with pytest.raises(ConfigError, match=said):
         reserve(again(), "three")
     assert set(again().read().entries) == {"one", "two"}
@@ -117,7 +119,7 @@ def test_weights_of_a_run_before_the_budget_count(account: Budget) -> None:
 
 def test_earlier_runs_may_be_counted_and_must_fit() -> None:
     three = {f"{i}": ("", {f"{i}": RUN}) for i in range(3)}
-    with pytest.raises(ConfigError, match=f"counted runs cost {cost(3):.4f}"):
+    with pytest.raises(ConfigError, match=f"counted runs cost {write_bound(cost(3))}"):
         Budget.create(MARK, KEY, epsilon=EPSILON, delta=DELTA, counted=three)
     assert Budget.find(MARK, KEY) is None
     two = {name: three[name] for name in "01"}
@@ -390,6 +392,21 @@ def test_without_the_key_no_run_may_start(account: Budget) -> None:
     assert Budget.find(MARK.replace("0", "1", 20).replace("1123", "0123"), KEY) is None
     with pytest.raises(ConfigError, match="of a key 0123abcd, which is no longer in"):
         Budget.find("fedc4321-00000000000000000000000000000000", KEY)
+
+
+def test_without_key_and_anchor_what_is_left_is_seen(account: Budget) -> None:
+    """The attack: lose both, and keep the ledger, here or where the lock says."""
+    Budget.create(MARK.replace("-0", "-1"), KEY, epsilon=EPSILON, delta=DELTA)
+    for anchor in budgets.folder().glob("*.json"):
+        anchor.unlink()
+    left = sorted(budgets.folder().glob("*"))
+    assert [path.suffix for path in left] == [".lock", ".lock", ".jsonl"]
+    for kept in left[1:]:
+        for path in left:
+            path.unlink(missing_ok=True)
+        kept.touch()
+        with pytest.raises(ConfigError, match="of a key 0123abcd, which is no longer in"):
+            Budget.find("fedc4321-00000000000000000000000000000000", KEY)
 
 
 def test_name_order_and_test_set_lead_to_the_same_budget(tmp_path: Path) -> None:

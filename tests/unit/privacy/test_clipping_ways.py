@@ -97,6 +97,66 @@ def test_no_record_contributes_more_than_the_clipping_norm(way, norms, clip, bad
     assert float(torch.linalg.vector_norm(kept, dim=0).max()) <= clip * (1 + 1e-9)
 
 
+def contribution(clipped, x, y, clip):
+    """Return the length, in units of C, of what one record adds to a sum."""
+    out = torch.zeros_like(clipped.replica.params)
+    clipped.add(x, y, clip, out)
+    return float(torch.linalg.vector_norm(out, dtype=torch.float64)) / clip
+
+
+def one_layer(width, out):
+    """Return a layer without bias whose output is zero, so that targets are its gradient."""
+    layer = nn.Linear(width, out, bias=False)
+    nn.init.zeros_(layer.weight)
+    return Replica(layer, F.mse_loss, classifies=False)
+
+
+def clippings(replica, ways):
+    """Return the clipped sums of a layer by vmap and by each way of its own."""
+    found = [PerExample(replica, chunk_mb=1)]
+    for way in ways:
+        found.append(Layerwise.of(replica, chunk_mb=1))
+        found[-1].ways = [way]
+    return found
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7])
+def test_no_gradient_of_millions_of_equal_numbers_passes_more(value):
+    """The attack: added up one after the other in float32, their squares give too short a norm."""
+    replica = one_layer(2048, 2048)
+    x, y = torch.ones(1, 1, 2048), torch.full((1, 1, 2048), -value * 1024)
+    for clipped in clippings(replica, ["made", "ghost"]):
+        assert contribution(clipped, x, y, 0.5) <= 1 + 2**-12
+
+
+def test_no_embedding_of_many_rows_passes_more():
+    rows = 1 << 20
+    table = nn.Embedding(rows, 1)
+    nn.init.zeros_(table.weight)
+    replica = Replica(nn.Sequential(table, nn.Flatten()), F.mse_loss, classifies=False)
+    x, y = torch.arange(rows)[None], torch.full((1, rows), -0.1 * rows / 2)
+    layerwise = Layerwise.of(replica, chunk_mb=1)
+    assert contribution(layerwise, x, y, 0.5) <= 1 + 2**-12
+
+
+@pytest.mark.parametrize("places", [(), (3,)], ids=["one place", "several places"])
+@pytest.mark.parametrize("tiny", ["input", "gradient"])
+def test_no_record_hides_its_length_in_what_float32_rounds_to_zero(tiny, places):
+    """The attack: one factor's squares are too small for float32, and the other's nearly too large.
+
+    Their product, the norm of the whole gradient, is far above C.
+    """
+    shapes = {"input": (1, *places, 512), "gradient": (1, *places, 4096)}
+    values = {
+        name: 2.5e-23 if name == tiny else 1.4e19 / math.sqrt(math.prod(shape))
+        for name, shape in shapes.items()
+    }
+    x = torch.full(shapes["input"], values["input"])
+    y = torch.full(shapes["gradient"], -values["gradient"] * math.prod(shapes["gradient"]) / 2)
+    for clipped in clippings(one_layer(512, 4096), ["made", "ghost"]):
+        assert contribution(clipped, x, y, 1e-3) <= 1 + 2**-10
+
+
 def test_a_layer_that_is_not_finite_takes_the_whole_example_out():
     replica = Replica(chain(), F.cross_entropy)
     x, y = torch.randn(4, 1, 9, 9), torch.randint(3, (4,))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from manyhands.config.options import configure
+from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS
 from manyhands.privacy import keys
@@ -122,6 +123,24 @@ def test_every_lattice_keeps_what_the_proof_needs(sigma, clip, dim, senders, bat
     assert math.log2(found.step / batch) % 1 == 0
     if dim * sigma**2 < 1e6 and senders * sigma * math.sqrt(dim) < 1e6:
         assert rounding <= clip / 100
+
+
+@pytest.mark.parametrize(("digits", "sigma"), [(24, 2.0**19 / 1000), (53, 2.0**48 / 1000)])
+def test_noise_too_large_for_exact_sums_is_refused(digits, sigma):
+    """Beyond it the step would be negative, or none."""
+    given = {"clip": 1.0, "dim": 10**6, "senders": 2, "digits": digits}
+    with pytest.raises(ConfigError, match="would not be exact"):
+        Lattice.choose(noise_multiplier=sigma * 1.001, **given)
+    assert Lattice.choose(noise_multiplier=sigma / 2, **given).limit
+    assert Lattice.choose(noise_multiplier=sigma * 2, **{**given, "senders": 1}).limit is None
+
+
+@pytest.mark.parametrize(("sigma", "allowance"), [(1.0, 0.010), (4.0, 0.016), (10.0, 0.032)])
+def test_the_allowance_is_the_one_that_the_page_states(sigma, allowance):
+    found = Lattice.choose(clip=1.0, noise_multiplier=sigma, dim=10**6, senders=4, batch=512)
+    assert round(found.sensitivity - 1, 3) <= allowance
+    alone = Lattice.choose(clip=1.0, noise_multiplier=sigma, dim=10**9)
+    assert alone.sensitivity - 1 <= 0.002
 
 
 @settings(max_examples=100, deadline=None)

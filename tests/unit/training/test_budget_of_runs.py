@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 import manyhands as mh
 from manyhands.data import store
 from manyhands.errors import ConfigError
+from manyhands.experiments.audit.run import audit
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.budget import Budget
 from manyhands.privacy.fingerprint import fingerprint, load_key
@@ -65,6 +66,13 @@ def test_only_what_was_not_started_is_given_back(
     with pytest.raises(ConfigError, match="failed"):
         fail()
     assert len(account.read().entries) == started
+
+
+def test_an_audit_is_refused_and_costs_nothing(account: Budget) -> None:
+    """What it records has no noise; and its canaries cost what no run needs."""
+    with pytest.raises(ConfigError, match=r"budget of epsilon 1 .*an audit's record.*same shape"):
+        audit({"model": "mlp", "data": "blobs", **OPTIONS, "noise_multiplier": 3.0})
+    assert not account.read().entries
 
 
 def test_a_reservation_without_the_initial_weights_is_not_taken(

@@ -61,6 +61,8 @@ class AuditModel:
         before: Runs before that.
     """
 
+    observed = True  # what it records has no noise: no budget allows that
+
     def __init__(
         self, build: Callable[[], nn.Module] | nn.Module, before: Callable[[], None]
     ) -> None:

@@ -126,8 +126,8 @@ def _together(runs: list[Run]) -> Sentence:
         "To publish all {count} private runs{on}, or one chosen among them, costs ε = {pld} at "
         "δ = {delta} ({rdp} by Rényi divergences), by the steps that were planned.",
         count=count, on=say(" on {data}", data=Name(join(names))) if names else "",
-        pld=stated("composed epsilon by pld", pld, f"{pld:.3f}"),
-        rdp=stated("composed epsilon by rdp", rdp, f"{rdp:.3f}"),
+        pld=stated("composed epsilon by pld", pld, accountant.write_bound(pld, 3)),
+        rdp=stated("composed epsilon by rdp", rdp, accountant.write_bound(rdp, 3)),
         delta=stated("least delta", delta, f"{delta:g}"),
     )  # fmt: skip
 

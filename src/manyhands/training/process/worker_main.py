@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from manyhands.callbacks import tell
 from manyhands.config.options import flatten
 from manyhands.launch.machine import usage
 from manyhands.launch.resources import explain_shortage, temporary_folder
+from manyhands.privacy.precision import full_float32
 from manyhands.strategies.strategy import consensus_of, strategy_of
 from manyhands.training.process import build, record
 from manyhands.worker import evaluation
@@ -42,7 +44,8 @@ def run_job(
     when the worker is built and has its data. `bar` shows what worker 0 announces, where no
     launcher does.
     """
-    with explain_shortage(output=job.output, TMPDIR=temporary_folder()):
+    precision = full_float32() if job.config.privacy else nullcontext()
+    with explain_shortage(output=job.output, TMPDIR=temporary_folder()), precision:
         worker, kernels = build.build_worker(job, comm, folder)
         if bar and worker.reporter.announce:
             worker.reporter.announce = lambda event: bar.watch([], [event])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import records
 
-from manyhands.privacy.accountant import Event, compose
+from manyhands.privacy.accountant import Event, compose, write_bound
 from manyhands.report import build, results
 from manyhands.report.analysis.summarise import summarise
 from manyhands.report.analysis.summary import Summary
@@ -149,14 +149,17 @@ def test_runs_compose_by_their_records_and_not_by_a_name(
     assert len(said) == sets
     spent = compose([Event(1600 // sets, 0.01, 1.069)], 1e-5)
     assert all(f"all {4 // sets} private runs" in text for text in said)
-    assert all(f"costs ε = {spent:.3f}" in text for text in said)
+    assert all(f"costs ε = {write_bound(spent, 3)}" in text for text in said)
 
 
 def test_what_initial_weights_have_cost_is_part_of_the_sum(tmp_path: Path) -> None:
     runs = [of_records("k1-a", "mnist"), of_records("k1-a", "mnist", before=[[300, 0.01, 1.069]])]
     spent = compose([Event(400 + 400 + 300, 0.01, 1.069)], 1e-5)
     said = " ".join(sentences(summary(tmp_path, runs)))
-    assert f"all 2 private runs on mnist, or one chosen among them, costs ε = {spent:.3f}" in said
+    assert (
+        f"all 2 private runs on mnist, or one chosen among them, costs ε = {write_bound(spent, 3)}"
+        in said
+    )
 
 
 def test_the_answer_that_names_the_best_states_what_all_runs_cost(tmp_path: Path) -> None:
@@ -164,7 +167,8 @@ def test_the_answer_that_names_the_best_states_what_all_runs_cost(tmp_path: Path
     told = answer(summary(tmp_path, runs))
     whole = compose([Event(800, 0.01, 0.9), Event(800, 0.01, 1.8)], 1e-5)
     assert any(
-        f"all 4 private runs on mnist, or one chosen among them, costs ε = {whole:.3f}" in t
+        f"all 4 private runs on mnist, or one chosen among them, costs ε = {write_bound(whole, 3)}"
+        in t
         for t in told
     )
 
