@@ -145,6 +145,7 @@ def _prepare(
         workers = choose(run, config.model if model is None else model, data, options)
         run = replace(run, config=configure({**options, "workers": workers}))
     if checkpoint:
+        resume.check_workers(checkpoint, run.config)
         resume.check_processes(checkpoint, run.config)
         if "planned" in resume.resumed_event(checkpoint, run.config):
             warn("the learning rate follows the new length of the run from here on")
