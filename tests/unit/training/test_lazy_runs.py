@@ -1,4 +1,4 @@
-"""Runs on data that is read when it is due, resumed.
+"""Runs on data that is read when it is due: resumed, and with a validation set.
 
 tests/parallel/test_lazy_data.py has several workers.
 """
@@ -62,3 +62,48 @@ def test_a_resumed_run_ends_where_one_without_a_break_ends(source, tmp_path):
     assert resumed.record["result"]["steps"] == whole.record["result"]["steps"] == 6
     for name, value in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], value)
+
+
+def parts():
+    """Return a training, a validation and a test set."""
+    x = torch.randn(140, 6, generator=torch.Generator().manual_seed(1))
+    rows = (x, (x[:, 0] > 0).long())
+    return [TensorDataset(*(a[i:j] for a in rows)) for i, j in ((0, 80), (80, 110), (110, 140))]
+
+
+def as_loaders(train, validation, test):
+    shuffled = DataLoader(train, batch_size=BATCH, shuffle=True)
+    return shuffled, DataLoader(validation, batch_size=7), test
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        as_loaders,
+        lambda train, validation, test: mh.Data(train, test, validation=validation, lazy=True),
+    ],
+    ids=["triple of loaders", "lazy"],
+)
+def test_a_validation_set_is_judged_as_if_it_were_stored(make, tmp_path):
+    def losses(name, data):
+        result = setup.fit(
+            lambda: nn.Linear(6, 2), data, here=True, progress=False, batch_size=BATCH, epochs=3,
+            workers=1, kernels="default", dtype="float64", output=str(tmp_path / name),
+        )  # fmt: skip
+        assert [result.record["data"][part] for part in ("train", "validation", "test")] == [
+            80, 30, 30,
+        ]  # fmt: skip
+        return [row[f"{part}_loss"] for row in result.history for part in ("validation", "test")]
+
+    assert losses("lazy", make(*parts())) == pytest.approx(losses("stored", tuple(parts())))
+
+
+def test_patience_ends_a_run_on_a_stream(tmp_path):
+    data = mh.Data(Drawn(), examples=N, validation=DataLoader(ROWS, batch_size=BATCH))
+    result = setup.fit(
+        lambda: nn.Linear(6, 2), data, here=True, progress=False, batch_size=BATCH, epochs=9,
+        workers=1, kernels="default", lr=1e-30, patience=2, output=str(tmp_path / "run"),
+    )  # fmt: skip
+    assert result.record["result"]["stopped"] == "patience"
+    assert len(result.history) == 3
+    assert result.best is not None
