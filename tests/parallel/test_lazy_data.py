@@ -1,5 +1,7 @@
 """Data that is read when it is due: the run of stored data, and of one worker."""
 
+import itertools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 import torch
 from mpi4py import MPI
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
-from training import UP_TO_THREE, WORLD, distance, same_everywhere, smooth, train
+from training import UP_TO_THREE, WORLD, distance, record, same_everywhere, smooth, train
 
 import manyhands as mh
 from manyhands.data import Stored
@@ -20,11 +22,13 @@ GIVEN = {"batch_size": 24, "dtype": "float64", "epochs": 2, "lr": 0.1}
 class Rows(Dataset):
     def __init__(self, split, count=None):
         self.x, self.y = np.array(split.x[:count]), np.array(split.y[:count])
+        self.reads = []
 
     def __len__(self):
         return len(self.x)
 
     def __getitem__(self, i):
+        self.reads.append(int(i))
         return self.x[i], self.y[i]
 
 
@@ -70,6 +74,22 @@ def test_many_workers_end_where_one_does(blobs, tmp_path, make):
     assert same_everywhere(many, many.params)
     assert distance(many.params, one.params) < 1e-12
     assert float(one.params.norm()) > 0
+
+
+@pytest.mark.skipif(WORLD.size < 2, reason="a master and a worker are two processes")
+@pytest.mark.parametrize("make", [stream, in_order, shuffled])
+def test_workers_of_a_server_use_each_example_once_an_epoch(blobs, tmp_path, make):
+    rows = Rows(Stored.open(blobs).train, 480)
+    data = make(rows)
+    place = data.store(tmp_path / "data")
+    given = {"examples": data.examples, "strategy": "server", "workers": WORLD.size - 1, **GIVEN}
+    found = record(smooth, place, tmp_path, **given)
+    assert found["result"]["examples"] == 2 * 480
+    assert (found["partition"]["seen"], found["partition"]["twice"]) == (480, 0)
+    reads = Counter(itertools.chain(*WORLD.allgather(rows.reads)))
+    assert reads.keys() == set(range(480))
+    if make is not stream:  # which every worker reads as a whole
+        assert min(reads.values()) == 2  # a batch that is tried is read once more
 
 
 @pytest.mark.parametrize("make", [stream, in_order, sampled, shuffled])
