@@ -17,6 +17,11 @@ SCRIPTS = Path(__file__).parents[2] / "examples" / "integrations"
 CASES = {
     "accelerate_over_mpi": (["accelerate"], 2, "2 processes over mpi4py, .*equal weights: True"),
     "dataloader_workers": ([], None, r"test accuracy (0\.[89]|1\.)"),
+    "hugging_face_datasets": (
+        ["datasets"], None,
+        r"Dataset: 500[^$]*'validation': 100, 'test': 200}, test accuracy (0\.[89]|1\.)"
+        r"[^$]*resumed without a difference: True",
+    ),
     "lightning_over_mpi": (["lightning"], 2, "2 processes over mpi4py, .*equal weights: True"),
     "mlflow_logging": (["mlflow"], None, r"lr 0\.1: test loss \d[^$]*lr 0\.01: test loss \d"),
     "optuna_pruning": (["optuna"], None, r"pruned after [1-5] epochs[^$]*best: lr 0"),

@@ -40,7 +40,7 @@ def with_dropout():
 def job(model, data, comm, output, /, **given):
     """Return a run as the workers of `comm` get it; functions come under names of their own."""
     own = {"loss": given.pop("loss_function", None), "metrics": given.pop("metrics", ())}
-    own |= {"examples": given.pop("examples", {})}
+    own |= {name: given.pop(name, none) for name, none in (("examples", {}), ("checkpoint", None))}
     own |= {"schedule": given.pop("scheduler", None), "augment": given.pop("augmentation", None)}
     return Job(
         config=configure({"kernels": "default", "workers": comm.size, **given}), model=model,
@@ -50,10 +50,10 @@ def job(model, data, comm, output, /, **given):
 
 
 def train(model, data, comm, folder, /, **given):
-    """Train on `comm`; returns the worker. Each rank has a board of its own."""
+    """Train on `comm`; returns the worker. Each rank has a board of its own; `output` has none."""
     Board(folder / BOARD_FILE, comm.size, create=True)
-    callbacks = given.pop("callbacks", [])
-    worker, _ = build.build_worker(job(model, data, comm, folder, **given), comm, folder)
+    callbacks, output = given.pop("callbacks", []), given.pop("output", folder)
+    worker, _ = build.build_worker(job(model, data, comm, output, **given), comm, folder)
     worker.reporter.callbacks = callbacks if worker.rank == 0 else []
     worker.config.strategy.run(worker)
     worker.hook(Lifecycle).end(worker)

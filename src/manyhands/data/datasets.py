@@ -22,7 +22,13 @@ from manyhands.data import (
     streaming,
     user_arrays,
 )
-from manyhands.data.lazy import Examples, check_test_length, from_source, is_lazy
+from manyhands.data.lazy import (
+    Examples,
+    check_own_length,
+    from_source,
+    is_dict_of_parts,
+    is_lazy,
+)
 from manyhands.errors import ConfigError, DataError, nearest
 
 Source: TypeAlias = Any
@@ -63,7 +69,7 @@ class Data:
             tuple of three and more. A TensorDataset is taken as it is; of any other each item is
             read once, so that random augmentation is frozen (`fit(augment=…)` is not). Read when
             it is due, and never as a whole: a DataLoader, a torch IterableDataset, a function that
-            returns an iterator, a Dataset of Hugging Face; a DatasetDict gives its test set, too.
+            returns an iterator, a Dataset of Hugging Face; a DatasetDict gives all three sets.
         test: Likewise; None for no test set.
         validation: Likewise; what patience, targets and the best model are decided by. None for no
             validation set: `fit(validation=0.1)` holds out a part of `train` instead.
@@ -110,15 +116,18 @@ class Data:
             )
         self.arrays: dict[str, np.ndarray] = {}
         self.examples: dict[str, Examples] = {}
-        train, test = _splits(train, test, self.name)
+        train, judged = _splits(train, {"validation": validation, "test": test}, self.name)
         if lazy or collate_fn is not None or examples is not None or is_lazy(train):
-            _refuse_with_lazy({"ids": ids, "validation": validation}, self.name)
-            self._read_later(train, test, classes, collate_fn, examples)
+            if ids is not None:
+                raise ConfigError(
+                    f"{self.name}: ids is given, but the data is read when it is due; leave ids out"
+                )
+            self._read_later(train, judged, classes, collate_fn, examples)
             self.normalise = checking.normalise(
                 normalise, _arrays(self.examples["train"].sample[0])
             )
             return
-        _refuse_lazy({"test": test, "validation": validation}, self.name)
+        _refuse_lazy(judged, self.name)
         _check_pair(train, test, self.name)
         trees = {
             part: user_arrays.to_tree(source, f"{self.name}: {part}")
@@ -142,7 +151,7 @@ class Data:
     def _read_later(
         self,
         train: Source,
-        test: Source | None,
+        judged: Mapping[str, Source | None],
         classes: int | None,
         collate_fn: Callable[[list[Any]], Any] | None,
         count: int | None,
@@ -162,17 +171,18 @@ class Data:
         self.examples["train"] = from_source(
             train, f"{self.name}: train", collate_fn=own, length=count
         )
-        if test is not None:
-            where = f"{self.name}: test"
-            if isinstance(test, tuple | list | Mapping) or hasattr(test, "shape"):
-                test = user_arrays.Rows(*user_arrays.to_tree(test, where))
-            own = None if hasattr(test, "collate_fn") else collate_fn
-            check_test_length(test, where)
-            self.examples["test"] = from_source(test, where, collate_fn=own)
-        forms = [user_arrays.form(*each.sample) for each in self.examples.values()]
-        self.form = forms[0]
-        for other in forms[1:]:
-            user_arrays.same_form(other, self.form, f"{self.name}: test")
+        self.form = user_arrays.form(*self.examples["train"].sample)
+        for part, source in judged.items():
+            if source is None:
+                continue
+            where = f"{self.name}: {part}"
+            in_memory = isinstance(source, tuple | list | Mapping) or hasattr(source, "shape")
+            if in_memory and not is_lazy(source):
+                source = user_arrays.Rows(*user_arrays.to_tree(source, where))
+            own = None if hasattr(source, "collate_fn") else collate_fn
+            check_own_length(source, where)
+            self.examples[part] = from_source(source, where, collate_fn=own)
+            user_arrays.same_form(user_arrays.form(*self.examples[part].sample), self.form, where)
         self.classes = _known_classes(train) if classes is None else classes
 
     @property
@@ -237,16 +247,20 @@ class Data:
         )
 
 
-def _splits(train: Source, test: Source | None, where: str) -> tuple[Source, Source | None]:
-    """Return training and test set of a DatasetDict of Hugging Face; others as they are."""
-    if not (isinstance(train, Mapping) and type(train).__module__.startswith("datasets.")):
-        return train, test
+def _splits(
+    train: Source, judged: dict[str, Source | None], where: str
+) -> tuple[Source, dict[str, Source | None]]:
+    """Return the parts of a dictionary of Hugging Face's data sets; others as they are."""
+    if not is_dict_of_parts(train):
+        return train, judged
     if "train" not in train:
         raise DataError(f"{where} has {', '.join(map(str, train))}; expected a part called train")
-    own = next((train[name] for name in ("test", "validation") if name in train), None)
-    if own is not None and test is not None:
-        raise ConfigError(f"{where}: test is given, but the DatasetDict has one; leave it out")
-    return train["train"], own if test is None else test
+    for part, source in judged.items():
+        if source is not None and part in train:
+            raise ConfigError(
+                f"{where}: {part} is given, but the {type(train).__name__} has one; leave it out"
+            )
+    return train["train"], {part: train.get(part, source) for part, source in judged.items()}
 
 
 def _known_classes(source: Source) -> int | None:
@@ -288,16 +302,6 @@ def _refuse_lazy(parts: Mapping[str, Source | None], where: str) -> None:
             raise ConfigError(
                 f"{where}: {part} is a {type(source).__name__}, which is read when it is due, but "
                 "train is in memory; give its Dataset or arrays, or train likewise"
-            )
-
-
-def _refuse_with_lazy(given: Mapping[str, object | None], where: str) -> None:
-    """Refuse what does not go with a training set that is read when it is due."""
-    for option, value in given.items():
-        if value is not None:
-            raise ConfigError(
-                f"{where}: {option} is given, but the data is read when it is due; leave {option} "
-                "out"
             )
 
 

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 # What a DataLoader's worker processes get, as the user gave it.
 _LOADER = ("num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
+# Classes whose objects are read when they are due, by their names: nothing is imported.
+_DICTS = ("datasets.dataset_dict.DatasetDict", "datasets.dataset_dict.IterableDatasetDict")
+_LAZY = (
+    "torch.utils.data.dataloader.DataLoader",
+    "torch.utils.data.dataset.IterableDataset",
+    "datasets.arrow_dataset.Dataset",
+    "datasets.iterable_dataset.IterableDataset",
+    *_DICTS,
+)
 _RULE = "(x, y), x alone or a dictionary"
 _END: Any = object()
 
@@ -189,13 +198,12 @@ def _tensors(tree: Tree, rows: int, where: str) -> Tree:
 
 def is_lazy(source: Any) -> bool:
     """Return whether a source is read when it is due, without being asked to be."""
-    if _is_function(source) or isinstance(source, Iterator):
-        return True
-    kind = type(source)
-    if kind.__module__.startswith("datasets.") and hasattr(kind, "from_generator"):
-        return True  # of Hugging Face
-    torch = "torch.utils.data"
-    return _has_base(source, f"{torch}.dataloader.DataLoader", f"{torch}.dataset.IterableDataset")
+    return _is_function(source) or isinstance(source, Iterator) or _has_base(source, *_LAZY)
+
+
+def is_dict_of_parts(source: Any) -> bool:
+    """Return whether a source is a dictionary of data sets, of Hugging Face."""
+    return _has_base(source, *_DICTS)
 
 
 def from_source(
@@ -228,8 +236,8 @@ def from_source(
     return Examples(source=source, length=_length(source, where), where=where, collate=collate_fn)
 
 
-def check_test_length(source: Any, where: str) -> None:
-    """Refuse a test set without a length: `examples` is the training set's."""
+def check_own_length(source: Any, where: str) -> None:
+    """Refuse a set to evaluate on that has no length: `examples` is the training set's."""
     whole = getattr(source, "dataset", source)
     if _is_stream(whole) and not hasattr(whole, "__len__"):
         raise ConfigError(

@@ -17,7 +17,7 @@ from manyhands.data import batch_tree
 from manyhands.data.lazy import Examples, Stream
 from manyhands.data.seeding import seed_of
 from manyhands.data.split import Column, Split
-from manyhands.data.stored import About, Stored
+from manyhands.data.stored import PARTS, About, Stored
 
 if TYPE_CHECKING:
     import torch
@@ -236,7 +236,7 @@ class LazyStored(Stored):
 
     def _split(self, part: str) -> LazySplit:
         return LazySplit(
-            self.examples["test" if part == "test" else "train"],
+            self.examples["train" if part in self._rows else part],
             self.about,
             seed=self.seed,
             dtype=self._dtype,
@@ -252,13 +252,13 @@ def store(
 
     Args:
         folder: A new folder.
-        parts: Length and fingerprint of the training set and, if there is one, the test set.
+        parts: Length and fingerprint of the training set, and of the others there are.
         about: The other fields of `data.json`.
     """
     folder = Path(folder)
     folder.mkdir(parents=True)
-    sizes = {part: parts.get(part, (0, ""))[0] for part in ("train", "test")}
+    sizes = {part: parts.get(part, (0, ""))[0] for part in PARTS}
     digest = hashlib.sha256(str(sorted(parts.items())).encode()).hexdigest()
-    made = About(train=sizes["train"], test=sizes["test"], sha256=digest, lazy=True, **about)
+    made = About(**sizes, sha256=digest, lazy=True, **about)
     (folder / "data.json").write_text(json.dumps(asdict(made), indent=2) + "\n")
     return folder

@@ -78,30 +78,7 @@ def resumed_options(
             f"workers is {workers}, but the run in {folder} has {before['workers']}; with "
             f"{before['strategy']} every worker has a model of its own, so their number stays"
         )
-    _check_workers(checkpoint, before, workers)
     return {**before, **asked, **checkpoint.about["settled"], "output": str(folder)}
-
-
-def _check_workers(
-    checkpoint: checkpoints.Checkpoint, options: Mapping[str, Any], workers: int
-) -> None:
-    """Refuse another number of workers where it would change which worker sees what.
-
-    Only balanced global batches are the same for any number. A run that went on without its dead
-    had dealt their part to the others, which only that run knew.
-    """
-    facts = find_strategy(options["strategy"])().supports
-    before = began_with(checkpoint)
-    partition = options.get("partition") or facts.partition
-    apart = facts.whole_batches  # batches are dealt out, not cut
-    if workers == before or (partition == "balanced" and not options.get("stream") and not apart):
-        return
-    why = "the data is streamed" if options.get("stream") else f"partition is {partition}"
-    raise ConfigError(
-        f"{checkpoint.folder} is of data dealt over {before} workers, and {why}: with {workers} "
-        "some examples would be seen twice and others never; start a new run (init takes its "
-        "weights)"
-    )
 
 
 def _load_strategy(checkpoint: checkpoints.Checkpoint, folder: Path, asked: Any) -> None:
@@ -129,6 +106,24 @@ def _load_strategy(checkpoint: checkpoints.Checkpoint, folder: Path, asked: Any)
 def began_with(checkpoint: checkpoints.Checkpoint) -> int:
     """Return the number of workers at the run's start, whatever happened since."""
     return int(checkpoint.about.get("began_with", checkpoint.about["options"]["workers"]))
+
+
+def check_workers(checkpoint: checkpoints.Checkpoint, config: RunConfig) -> None:
+    """Refuse another number of workers where it would change which worker sees what.
+
+    Only balanced global batches are the same for any number. A run that went on without its dead
+    had dealt their part to the others, which only that run knew.
+    """
+    before, partition = began_with(checkpoint), config.partition_kind
+    apart = config.strategy.supports.whole_batches  # batches are dealt out, not cut
+    if config.workers == before or (partition == "balanced" and not apart):
+        return
+    why = "the data is streamed" if partition == "streamed" else f"partition is {partition}"
+    raise ConfigError(
+        f"{checkpoint.folder} is of data dealt over {before} workers, and {why}: with "
+        f"{config.workers} some examples would be seen twice and others never; start a new run "
+        "(init takes its weights)"
+    )
 
 
 def check_processes(checkpoint: checkpoints.Checkpoint, config: RunConfig) -> None:

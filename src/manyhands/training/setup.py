@@ -145,6 +145,7 @@ def _prepare(
         workers = choose(run, config.model if model is None else model, data, options)
         run = replace(run, config=configure({**options, "workers": workers}))
     if checkpoint:
+        resume.check_workers(checkpoint, run.config)
         resume.check_processes(checkpoint, run.config)
         if "planned" in resume.resumed_event(checkpoint, run.config):
             warn("the learning rate follows the new length of the run from here on")
@@ -158,7 +159,7 @@ def batch_size_of(data: Any, config: RunConfig) -> int:
 
 def _adopt_loader(data: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the data, and the options with a DataLoader's batch size; refuse a second one."""
-    one = data[0] if isinstance(data, tuple) and len(data) == 2 else data
+    one = data[0] if isinstance(data, tuple) and len(data) in (2, 3) else data
     if one is not None and not isinstance(data, Data) and is_lazy(one):
         data = load(data)
     if not isinstance(data, Data) or not data.examples:

@@ -20,6 +20,7 @@ from torch.utils.data import (
 
 from manyhands.config.options import configure
 from manyhands.data import Data, SampledPlan
+from manyhands.data.datasets import load
 from manyhands.data.lazy import Stream, epoch_batches, from_source, is_lazy
 from manyhands.errors import ConfigError, DataError
 from manyhands.training.process.data import open_data, plan_for_worker
@@ -240,6 +241,44 @@ def test_a_package_named_datasets_of_the_users_is_none_of_hugging_face():
     assert not is_lazy(kind())
 
 
+def dict_of(kind, **parts):
+    """Return a dictionary of data sets that seems to be Hugging Face's."""
+    return type(kind, (dict,), {"__module__": "datasets.dataset_dict"})(parts)
+
+
+def dataset_of(length):
+    return type("Dataset", (Squares,), {"__module__": "datasets.arrow_dataset"})(length)
+
+
+@pytest.mark.parametrize("kind", ["DatasetDict", "IterableDatasetDict"])
+def test_a_dictionary_of_hugging_face_gives_all_its_parts(kind):
+    parts = {"train": dataset_of(9), "validation": dataset_of(4), "test": dataset_of(5)}
+    for names in (parts, ["train", "validation"], ["train", "test"], ["train"]):
+        data = load(dict_of(kind, **{name: parts[name] for name in names}, other=Squares(3)))
+        assert {name: each.length for name, each in data.examples.items()} == {
+            name: len(parts[name]) for name in names
+        }
+
+
+def test_all_three_parts_are_read_when_due(tmp_path):
+    parts = Squares(N), Squares(8), Squares(6)
+    _, own = opened(tmp_path, Data(parts[0], parts[2], validation=parts[1], lazy=True))
+    assert all(set(part.reads) == {0} for part in parts)  # the first example, for its form
+    for split, length in ((own.train, N), (own.validation, 8), (own.test, 6)):
+        rows = [row for x, _ in split.slices(0, length, 5) for row in x[:, 0].int().tolist()]
+        assert rows == list(range(len(split))) == list(range(length))
+
+
+def test_a_part_that_is_held_out_is_of_the_training_set(tmp_path):
+    _, own = opened(tmp_path, Data(Squares(20), Squares(6), lazy=True), validation=0.25)
+    parts = [
+        split.read(np.arange(len(split)), 1)[0][:, 0].int().tolist()
+        for split in (own.train, own.validation)
+    ]
+    assert [len(part) for part in parts] == [15, 5]
+    assert sorted(itertools.chain(*parts)) == list(range(20))
+
+
 def test_whatever_can_be_called_for_an_iterator_is_a_stream():
     whole = functools.partial(iter, [(torch.ones(2), 0)] * 3)
     assert Data(whole, examples=3).examples["train"].sample[0].shape == (1, 2)
@@ -291,6 +330,22 @@ class Fifty(IterableDataset):
         (
             lambda: Data(Squares(), TensorDataset(torch.ones(4, 2)), lazy=True),
             "different forms: data: test is array, without targets",
+        ),
+        (
+            lambda: Data(Squares(), validation=TensorDataset(torch.ones(4, 2)), lazy=True),
+            "different forms: data: validation is array, without targets",
+        ),
+        (
+            lambda: Data(Squares(), validation=lambda: iter(Flow()), lazy=True),
+            "validation is a fun",
+        ),
+        (
+            lambda: Data(dict_of("DatasetDict", train=Squares(), test=Squares()), Squares()),
+            "test is given, but the DatasetDict has one; leave it out",
+        ),
+        (
+            lambda: Data(dict_of("DatasetDict", test=Squares(), unsupervised=Squares())),
+            "data has test, unsupervised; expected a part called train",
         ),
     ],
 )

@@ -21,16 +21,23 @@ def checkpoint(strategy, workers, **about):
     )
 
 
+def resumed(found, folder, given):
+    """Return the configuration of the run that goes on."""
+    config = configure({**resume.resumed_options(found, folder, given), "output": None})
+    resume.check_workers(found, config)
+    return config
+
+
 def test_balanced_batches_are_dealt_over_any_number(tmp_path):
-    found = resume.resumed_options(checkpoint("sync", 2), tmp_path, {"workers": 3})
-    assert found["workers"] == 3
+    config = resumed(checkpoint("sync", 2), tmp_path, {"workers": 3})
+    assert config.workers == 3
 
 
 @pytest.mark.parametrize(
     ("found", "given", "why"),
     [
         (checkpoint("sync", 2, options={"partition": "stratified"}), {"workers": 3}, "stratified"),
-        (checkpoint("sync", 2, options={"stream": 100}), {"workers": 4}, "streamed"),
+        (checkpoint("sync", 2, options={"stream": 200}), {"workers": 4}, "streamed"),
         (checkpoint("averaging", 3, began_with=4), {}, "dealt over 4 workers"),
         (
             checkpoint("server", 3, began_with=4, options={"partition": "balanced"}),
@@ -41,7 +48,7 @@ def test_balanced_batches_are_dealt_over_any_number(tmp_path):
 )
 def test_other_deals_are_refused(found, given, why, tmp_path):
     with pytest.raises(ConfigError, match=why):
-        resume.resumed_options(found, tmp_path, given)
+        resumed(found, tmp_path, given)
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,8 @@ def _attach_lifecycle(job: Job, worker: Worker, kernels: tuning.Kernels, began: 
     cut = strategy.settled(worker.replica) if isinstance(strategy, SplitsModel) else {}
     about = {
         "manyhands": __version__,
-        "options": flatten(worker.config),
+        # What divides the data by default depends on the data, too: it is found again.
+        "options": {**flatten(worker.config), "partition": worker.config.partition},
         **({"own_strategy": dict(job.own_strategy)} if job.own_strategy else {}),
         "began_with": began,
         "data": data_fingerprint(worker),
