@@ -16,8 +16,8 @@ from manyhands.worker import step_file
 pytestmark = pytest.mark.skipif(WORLD.size > 2, reason="what is kept depends on no size")
 BLOCK = 32  # instead of 512 numbers: as many steps less
 BEGIN, STEPS = BLOCK + 10, 8 * BLOCK  # a column has as many numbers in memory at both ends
-# PyTorch's functions with a backward pass of their own, as in tensor's layers, look methods up by new
-# strings. Python's cache of methods keeps up to 4096 of these, in a plain loop, too.
+# PyTorch's functions with a backward pass of their own, as in tensor's layers, look methods up by
+# new strings. Python's cache of methods keeps up to 4096 of these, in a plain loop, too.
 CLEAR_CACHES = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 MOST = 16  # bytes for each step: a list of losses and times takes 200
 
