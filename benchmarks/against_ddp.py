@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from turns import in_turns, parser, record, seconds, write
-from zoo import MODELS
+from zoo import MODELS, criterion
 
 from manyhands.config.options import configure
 from manyhands.data import store
@@ -59,7 +58,7 @@ def our_worker(
     job = Job(
         config=config,
         model=build,
-        loss=F.nll_loss if model == "cnn" else F.cross_entropy,
+        loss=criterion(model),
         data=str(store(data(), folder / "data")),
         output=str(folder),
         name="bench",
@@ -101,7 +100,7 @@ def ddp_step(name: str, kernels: str, **options: bool) -> Callable[[Batch], None
     torch.manual_seed(0)
     module: nn.Module = MODELS[name][0]()
     _, prepare = tuning.install(module, kernels)
-    loss = F.nll_loss if name == "cnn" else F.cross_entropy
+    loss = criterion(name)
     model = DistributedDataParallel(module, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from mpi4py import MPI
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from turns import in_turns, parser, record, seconds, write
-from zoo import MODELS
+from zoo import MODELS, criterion
 
 import manyhands as mh
 from manyhands.data import Stored, store
@@ -45,11 +44,6 @@ def build(model: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     module = MODELS[model][0]()
     return module, torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.5)
-
-
-def criterion(model: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss of one of the models."""
-    return F.nll_loss if model == "cnn" else F.cross_entropy
 
 
 def plain(model: str, wrap: Callable[[nn.Module], nn.Module]) -> Step:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from turns import in_time, in_turns, parser, quartiles, record, seconds, write
-from zoo import MODELS
+from zoo import MODELS, criterion
 
 import manyhands as mh
 from manyhands.data import Stored, store
@@ -42,7 +41,7 @@ def plain(model: str, batch_size: int, folder: Path) -> Callable[[int], float]:
     build, data = MODELS[model]
     torch.manual_seed(0)
     module = build()
-    loss = F.nll_loss if model == "cnn" else F.cross_entropy
+    loss = criterion(model)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.5)
     kept = Stored.open(store(data(), folder / "data")).train
     ranges = torch.arange(16 * batch_size).remainder(len(kept)).split(batch_size)
@@ -60,7 +59,7 @@ def plain(model: str, batch_size: int, folder: Path) -> Callable[[int], float]:
 def ours(model: str, batch_size: int, workers: int, folder: Path) -> Callable[[int], float]:
     """Return a function that times one step of `mh.fit`: its second epoch, of that many steps."""
     build, data = MODELS[model]
-    loss = F.nll_loss if model == "cnn" else F.cross_entropy
+    loss = criterion(model)
     numbers = count()
 
     def timed(steps: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import manyhands as mh
@@ -119,6 +120,11 @@ def images() -> mh.Data:
     torch.manual_seed(0)
     x, y = torch.randn(4096, 3, 32, 32), torch.randint(10, (4096,))
     return mh.Data(train=(x, y), test=(x[:16], y[:16]))
+
+
+def criterion(model: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss of one of MODELS: `cnn` returns logarithms of probabilities."""
+    return F.nll_loss if model == "cnn" else F.cross_entropy
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {

@@ -7,6 +7,7 @@ from training import train
 
 import manyhands as mh
 from manyhands.errors import ConfigError
+from manyhands.strategies import STRATEGIES
 
 
 def wider(rank):
@@ -27,13 +28,30 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("strategy", ["sync", "averaging", "gossip"])
+# Without hogwild, whose group is of processes and not of MPI's: see tests/system.
+WAYS = {
+    "sync": lambda size: (mh.Sync(), size),
+    "averaging": lambda size: (mh.Averaging(), size),
+    "gossip": lambda size: (mh.Gossip(), size),
+    "server": lambda size: (mh.Server(masters=1), size - 1),
+    "pipeline": lambda size: (mh.Pipeline(stages=size), 1),
+    "tensor": lambda size: (mh.TensorParallel(slices=size), 1),
+}
+
+
+def test_every_strategy_of_several_processes_is_tried():
+    assert {*WAYS, "sequential", "hogwild"} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize(("make", "told"), DIFFERENT)
-def test_a_run_is_refused(strategy, make, told, blobs, folder, tmp_path, rank, size, comm):
+def test_a_run_is_refused(name, make, told, blobs, folder, tmp_path, rank, size, comm):
     if size == 1:
         pytest.skip("one worker agrees with itself")
+    strategy, workers = WAYS[name](size)
+    given = {"strategy": strategy, "workers": workers, "batch_size": 12}
     with pytest.raises(ConfigError, match=f"the models of the workers differ: {told}"):
-        train(lambda: make(rank), blobs, comm, tmp_path, strategy=strategy, batch_size=12)
+        train(lambda: make(rank), blobs, comm, tmp_path, **given)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Hogwild with real processes: what it leaves, what it refuses, how it ends."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from running import MANYHANDS, PATIENCE, eventually, processes, ran
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools/faults"))
 from memory import Mapped
 
 import manyhands as mh
-from manyhands.errors import DivergedError, WorkerError
+from manyhands.errors import ConfigError, DivergedError, WorkerError
 from manyhands.launch import mpi as mpis
 
 SMALL = {"data": "blobs", "model": "mlp", "epochs": 2, "kernels": "default", "batch_size": 20}
@@ -110,6 +112,17 @@ def test_a_failing_worker_ends_all_with_its_traceback(tmp_path):
         mh.fit(strategy="hogwild", workers=2, loss=loss, output=str(tmp_path / "run"), **SMALL)
     assert "in my loss" in caught.value.traceback
     assert caught.value.exit_code == 1
+
+
+def test_workers_that_build_different_models_are_refused(tmp_path):
+    def model():
+        second = multiprocessing.current_process().name.endswith("-2")
+        return nn.Linear(20, 4, bias=not second)
+
+    told = r"rank 0 has bias of shape \(4,\), and rank 1 does not"
+    given = {**SMALL, "model": model, "strategy": "hogwild", "workers": 2}
+    with pytest.raises(ConfigError, match=f"the models of the workers differ: {told}"):
+        mh.fit(output=str(tmp_path / "run"), **given)
 
 
 def test_a_killed_worker_ends_all(tmp_path):

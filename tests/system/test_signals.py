@@ -1,9 +1,11 @@
 """SIGTERM, SIGINT and SIGHUP in every phase of a command: exit codes, and nothing left behind."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,35 @@ def fork_servers():
     """Return the fork servers of this test's runs."""
     servers = processes(lambda line: b"multiprocessing.forkserver" in line)
     return [pid for pid in helpers("") if pid in servers]
+
+
+def test_a_closed_terminal_ends_the_run_at_a_checkpoint(tmp_path):
+    line = [*MANYHANDS, "train", *SMALL, "--epochs", "5000", "--checkpoint-every", "100000steps"]
+    line += ["--workers", "2", "--output", str(tmp_path / "run")]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(line[0], line)
+    os.set_blocking(terminal, False)
+
+    def trains():
+        with suppress(BlockingIOError):
+            os.read(terminal, 1 << 16)  # a full terminal would stop the command
+        return training(2)
+
+    ended, status = 0, 0
+    try:
+        assert eventually(trains)
+        os.close(terminal)
+        ended, status = eventually(lambda: (done := os.waitpid(pid, os.WNOHANG))[0] and done)
+    finally:
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert record(tmp_path / "run")["status"] == "interrupted"
+    assert len(list((tmp_path / "run/checkpoints").glob("step-*"))) == 1
+    assert eventually(lambda: not helpers(""), 30)
+    assert not left_behind()
 
 
 def test_a_run_under_nohup_ignores_the_end_of_its_terminal(tmp_path):

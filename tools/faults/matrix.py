@@ -270,7 +270,7 @@ def before(path: Path, again: str) -> tuple[dict[str, Any], dict[str, Outcome]]:
     return record, {name: o for name, o in found.items() if not re.search(again, name)}
 
 
-def main() -> int:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument(
@@ -291,42 +291,59 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=cores() + 1, help="cases at once")
     parser.add_argument("--out", type=Path, required=True, help="write the outcomes as JSON")
     parser.add_argument("--page", type=Path, help="write the table as a page")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def _strike_all(due: list[Case], partial: Path, *, jobs: int, end: float) -> dict[str, Outcome]:
+    """Strike the cases, several at once; keep each outcome in `partial` as soon as it is known.
+
+    Args:
+        due: The cases, in this order.
+        partial: The file of outcomes, a line each.
+        jobs: How many at once.
+        end: The monotonic time after which no case begins.
+    """
+    done: dict[str, Outcome] = {}
+    lock, turns = threading.Lock(), {(c.strategy, c.kind): threading.Lock() for c in due}
+    ends: dict[tuple[str, str], np.ndarray | None] = {}
+
+    def expected(case: Case) -> np.ndarray | None:
+        kind = case.strategy, case.kind
+        with turns[kind]:  # found out once, when the first case of its kind needs it
+            if kind not in ends:
+                ends[kind] = undisturbed(*kind)
+        return ends[kind]
+
+    def do(case: Case) -> None:
+        if time.monotonic() > end:
+            return
+        # What a stopped worker leaves is what a killed one leaves; once is enough to see it.
+        again = case.action != "stop" or case.phase == "checkpoint"
+        outcome = strike(case, expected(case), go_on=again)
+        with lock, partial.open("a") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
+            done[str(case)] = outcome
+        mark = "as promised" if outcome.promised else "NOT AS PROMISED"
+        print(f"{case}: {mark}; {outcome.resumed}; {outcome.seconds} s {outcome.said}", flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(do, due))
+    return done
+
+
+def main() -> int:
+    options = _options()
     chosen = [case for case in cases() if case.strategy in options.strategies.split(",")]
     chosen = [case for case in chosen if case.then in options.then.split(",")]
     partial = options.out.with_suffix(".partial.jsonl")
-    record, done, lock = page.about(), known(partial), threading.Lock()
+    record, done = page.about(), known(partial)
     if options.again:
         record, kept = before(options.out, options.again)
         done = {**kept, **done}
-    turns = {(c.strategy, c.kind): threading.Lock() for c in chosen}
-    ends: dict[tuple[str, str], np.ndarray | None] = {}
     begin = time.monotonic()
-    with ThreadPoolExecutor(options.jobs) as pool:
-
-        def expected(case: Case) -> np.ndarray | None:
-            kind = case.strategy, case.kind
-            with turns[kind]:  # found out once, when the first case of its kind needs it
-                if kind not in ends:
-                    ends[kind] = undisturbed(*kind)
-            return ends[kind]
-
-        def do(case: Case) -> None:
-            if time.monotonic() - begin > 60 * options.minutes:
-                return
-            # What a stopped worker leaves is what a killed one leaves; once is enough to see it.
-            again = case.action != "stop" or case.phase == "checkpoint"
-            outcome = strike(case, expected(case), go_on=again)
-            with lock, partial.open("a") as file:
-                file.write(json.dumps(asdict(outcome)) + "\n")
-                done[str(case)] = outcome
-            mark = "as promised" if outcome.promised else "NOT AS PROMISED"
-            print(
-                f"{case}: {mark}; {outcome.resumed}; {outcome.seconds} s {outcome.said}", flush=True
-            )
-
-        due = [case for case in chosen if str(case) not in done]
-        list(pool.map(do, sorted(due, key=lambda case: not re.search(options.first, str(case)))))
+    due = [case for case in chosen if str(case) not in done]
+    due.sort(key=lambda case: not re.search(options.first, str(case)))
+    done |= _strike_all(due, partial, jobs=options.jobs, end=begin + 60 * options.minutes)
     left = [str(case) for case in chosen if str(case) not in done]
     if left and not options.so_far:
         print(f"{len(left)} cases are left; the same command goes on with them")

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -144,7 +145,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     except ManyhandsError as error:
         if isinstance(error, WorkerError) and error.traceback:
             lines = error.traceback.rstrip().splitlines()
-            print("\n".join(f"[rank {error.rank}] {line}" for line in lines), file=sys.stderr)
+            _tell("\n".join(f"[rank {error.rank}] {line}" for line in lines))
         _fail(str(error), error.exit_code, error.teller)
     except (KeyboardInterrupt, SignalReceived) as error:
         _fail(str(error) or "interrupted", 128 + signals.signal_of(error))
@@ -184,9 +185,14 @@ def _describe_unknown_option(error: cyclopts.UnknownOptionError) -> str:
     return f"Unknown option: {flag}.{hint}"
 
 
+def _tell(text: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(text, file=sys.stderr, flush=True)
+
+
 def _fail(message: str, code: int, teller: int = 0) -> NoReturn:
     if group_rank() == teller:
-        print(f"manyhands: {message}", file=sys.stderr, flush=True)
+        _tell(f"manyhands: {message}")
     else:
         time.sleep(5)  # an mpiexec ends the others with the first that fails: let the teller speak
     raise SystemExit(code)

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from manyhands.launch.environment import group_rank, has_terminal
+from manyhands.launch.messages import progress_console
 
 FIRST, STILL = 3.0, 30.0  # seconds before a stage is named, and before it is named again
 
@@ -40,7 +41,6 @@ class Status:
     def __enter__(self) -> Status:
         self._begun = self._last = time.monotonic()
         if self.shown and has_terminal():
-            from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
             self._bar = Progress(
@@ -48,7 +48,7 @@ class Status:
                 TextColumn("[bold]{task.description}"),
                 TextColumn("{task.fields[state]}"),
                 TimeElapsedColumn(),
-                console=Console(stderr=True),
+                console=progress_console(),
                 transient=True,
             )
             self._task = self._bar.add_task(self.title, total=None, state=self._stage)

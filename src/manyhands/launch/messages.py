@@ -9,7 +9,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ROOT = logging.getLogger("manyhands")
 ROOT.addHandler(logging.NullHandler())
@@ -30,7 +34,36 @@ class StderrHandler(logging.Handler):
         """Print a message, above the progress bar if there is one."""
         others = (*ROOT.handlers, *logging.getLogger().handlers)
         if not (self.alone and any(map(_shows, others))):
-            print(f"manyhands: {record.getMessage()}", file=sys.stderr)
+            with suppress(OSError):  # its terminal may be gone
+                print(f"manyhands: {record.getMessage()}", file=sys.stderr)
+
+
+def progress_console() -> Console:
+    """Return a console on stderr; losing its terminal is no error."""
+    from rich.console import Console
+
+    return Console(file=cast("IO[str]", _LastingStderr()))
+
+
+class _LastingStderr:
+    """Stderr as the file of a progress bar, which replaces `sys.stderr` while it is shown."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+
+    def write(self, text: str) -> int:
+        """Write what still can be written."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what still can be written."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _shows(handler: logging.Handler) -> bool:

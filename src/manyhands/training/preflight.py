@@ -18,11 +18,13 @@ from manyhands.data.shards import row_groups
 from manyhands.data.split import IGNORED, validation_size
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError
+from manyhands.launch.resources import check_disk_space
 from manyhands.model import initial_weights
 from manyhands.privacy.terms import rate
 from manyhands.training import lazy_checks, memory_check, user_objects
 from manyhands.training.job import TrainingRequest
 from manyhands.training.process.data import make_plan, open_data, plan_for_worker, stream_plan
+from manyhands.worker.checkpoint.format import FOLDER
 
 if TYPE_CHECKING:
     from torch import nn
@@ -206,7 +208,9 @@ def _check_module(run: Subject, stored: Path) -> None:
     user_model.check_optimizer(config.optimizer, module)
     if config.sync_batchnorm:
         batchnorm.check(module)
-    memory_check.check(config, module, stored, _examples(config, About.read(stored)))
+    examples = _examples(config, About.read(stored))
+    memory_check.check(config, module, stored, examples)
+    _check_disk(config, memory_check.count(config, module, stored, examples))
     if config.init:
         shapes = {name: _shape_of(value) for name, value in module.state_dict().items()}
         if None not in shapes.values():  # lazy parameters have none yet
@@ -219,6 +223,22 @@ def _check_module(run: Subject, stored: Path) -> None:
         return
     split = 1 if config.strategy.supports.whole_batches else config.workers
     objective.try_shapes(module, data, math.ceil(config.batch_size / split), run)
+
+
+def _check_disk(config: RunConfig, needs: memory_check.Needs) -> None:
+    """Refuse a run whose output folder has no space for its checkpoints and its model.
+
+    Each worker's part of a checkpoint has the parameters; workers may divide the optimizer's state.
+    """
+    output, instead = Path(config.output or "runs"), "another output"
+    need, what = needs.parameters // config.workers, "the model"
+    if config.checkpoint_every:
+        at_once = config.keep + 1  # a new one is complete before the oldest is removed
+        need += at_once * (needs.copies + needs.optimizer)
+        need -= sum(p.stat().st_size for p in (output / FOLDER).rglob("*") if p.is_file())
+        what = f"a run with keep {config.keep} (up to {at_once} checkpoints, and the model)"
+        instead += " or a smaller keep"
+    check_disk_space(output, need, what, instead)
 
 
 def _build_model(run: Subject, shape: tuple[int, ...], outputs: int) -> nn.Module | None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from manyhands.launch.environment import has_terminal
+from manyhands.launch.messages import progress_console
 from manyhands.model.lr_schedule import lr_scale
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self.shown:
-            from rich.console import Console
             from rich.progress import (
                 BarColumn,
                 Progress,
@@ -98,7 +98,7 @@ class Progress:
                 TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True)),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=progress_console(),
             )
             self.task = self.bar.add_task(self.title, total=None, state="starting")
             self.bar.start()

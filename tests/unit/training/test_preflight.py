@@ -1,5 +1,6 @@
 """What does not fit is refused before anything is started or written: no folder is left behind."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 import manyhands as mh
 from manyhands.cli.app import main
 from manyhands.config.run import MODELS, SMALLEST_PICTURES
-from manyhands.errors import ConfigError
+from manyhands.errors import ConfigError, LaunchError
 from manyhands.model import zoo
 from manyhands.strategies import STRATEGIES
 from manyhands.training import setup
@@ -211,6 +212,40 @@ def test_bundled_models_data_and_strategies_are_taken_or_refused(
         mh.fit(model, data, strategy=strategy, limit=200, output="out")
     assert bool(started) == (ended.type is FileNotFoundError)
     assert not Path("out").exists()  # the stub wrote nothing: a folder that was made is removed
+
+
+LARGE = 700_000 * 4  # bytes of the parameters of a layer of 6 × 100,000
+
+
+@pytest.mark.parametrize(
+    ("given", "need", "told"),
+    [
+        ({}, LARGE, "the model needs"),
+        # Each worker's part has the parameters; two moments of each may be divided among workers.
+        ({"checkpoint_every": "5steps"}, 4 * 4 * LARGE + LARGE, r"keep 3 .*4 checkpoints"),
+        ({"checkpoint_every": "5min", "keep": 1, "workers": 1}, 2 * 3 * LARGE + LARGE, "keep 1 "),
+    ],
+)
+def test_a_disk_too_small_for_the_checkpoints(
+    given: dict[str, Any], need: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit() -> None:
+        mh.fit(nn.Linear(6, 100_000), mh.Data((X, Y)), **{**options, "output": "out"})
+
+    options = {"workers": 2, "batch_size": 10, "optimizer": "adam", **given}
+    usage, started = shutil.disk_usage("."), []
+    monkeypatch.setattr("manyhands.launch.launcher.launch", lambda *_: started.append(True))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=need))
+    with pytest.raises(FileNotFoundError):  # the record that nobody wrote
+        fit()
+    assert started == [True]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=need - 1))
+    with pytest.raises(
+        LaunchError, match=f"{Path.cwd()} has .* free, but .*{told}.*another output"
+    ):
+        fit()
+    assert started == [True]
+    assert not Path("out").exists()
 
 
 def three(output: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

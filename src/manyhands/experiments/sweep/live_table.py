@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from manyhands.launch.environment import has_terminal
+from manyhands.launch.messages import progress_console
 from manyhands.report.analysis.best_configuration import TOLERANCE
 from manyhands.report.analysis.summary import IMPOSSIBLE
 from manyhands.training.progress import format_metric
@@ -54,10 +55,9 @@ class LiveTable:
 
     def __enter__(self) -> LiveTable:
         if self.shown and has_terminal():
-            from rich.console import Console
             from rich.live import Live
 
-            self._console = Console(stderr=True)
+            self._console = progress_console()
             self._live = Live(
                 get_renderable=self._draw, console=self._console, refresh_per_second=4
             )

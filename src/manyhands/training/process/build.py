@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from manyhands.training.job import Job
 
 
+_AUGMENT = "augment, if it draws random numbers or mixes examples"
+
+
 def build_worker(
     job: Job, comm: MPI.Comm | Communicator, folder: Path
 ) -> tuple[Worker, tuning.Kernels]:
@@ -217,7 +220,9 @@ class WorkerBuilder:
             make_leader(job, made, self.folder)
             made.reporter.warn(self.split_warning)
             if self.group.size > 1:
-                made.reporter.warn(randomness.warning(config, made.replica, self.others))
+                augments = [_AUGMENT] if job.augment and config.workers > 1 else []
+                others = [*augments, *self.others]
+                made.reporter.warn(randomness.warning(config, made.replica, others))
         # What a model draws of its own must differ between workers; initial weights must not.
         if not config.privacy:
             seed = np.random.SeedSequence([config.seed, self.rank]).generate_state(1)[0]
