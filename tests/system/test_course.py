@@ -19,6 +19,28 @@ SOLUTIONS = {
     "4-server": "server",
     "5-private": "private",
 }
+# Files that do nothing of what is asked; the last two remove what says so, and claim success.
+CHEATS = {
+    "exits": "import os; os._exit(0)",
+    "exits by an exception": "import sys; sys.exit(0)",
+    "exits at the end": """
+import atexit, os, pathlib, sys
+def end():
+    for path in pathlib.Path(sys.argv[4]).glob("failure-*"):
+        path.unlink()
+    os._exit(0)
+atexit.register(end)
+""",
+    "writes its own result": """
+import os, pathlib, sys
+folder = pathlib.Path(sys.argv[4])
+known = [p.read_text() for p in folder.glob("*") if p.is_file()] + [*os.environ.values(), *sys.argv]
+for rank in range(4):
+    (folder / f"passed-{rank}").write_text(known[0])
+print("passed", *sys.argv, flush=True)
+os._exit(0)
+""",
+}
 
 
 @pytest.mark.parametrize("assignment", SOLUTIONS)
@@ -47,6 +69,16 @@ def test_a_broken_ring_earns_something_and_is_told_its_mistake(mistake, said):
     made = grade(str(COURSE / "3-allreduce"), str(COURSE / "broken" / f"{mistake}.py"), limit=25)
     assert 0 < made.points < made.of
     assert said in str(made)
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_file_that_only_ends_without_an_error_earns_nothing(cheat, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(CHEATS[cheat])
+    made = grade(str(COURSE / "3-allreduce"), str(file), public=True)
+    assert [mark.points for mark in made.marks] == [0] * 4
+    if cheat != "exits by an exception":
+        assert "exit code 0 before its test was over: does the file exit?" in made.marks[-1].why
 
 
 def test_students_get_no_solution_and_a_grader_gets_json(tmp_path):

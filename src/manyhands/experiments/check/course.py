@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.errors import ConfigError
-from manyhands.experiments.check.exercise import FAILURE
+from manyhands.experiments.check.exercise import FAILURE, PASSED, SECRET
 from manyhands.launch.mpi import find_mpi, mpiexec_command
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.shm_cleanup import kill_helpers
@@ -129,9 +130,10 @@ def _list_tests(tests: Path) -> list[dict[str, Any]]:
 
 
 def _run(tests: Path, test: dict[str, Any], file: str, mpi: str, limit: float) -> Mark:
-    """Run one test in a group of its own."""
-    what, of = test["what"], test["points"]
+    """Run one test in a group of its own; it passes if each process came to its end."""
+    what, of, secret = test["what"], test["points"], secrets.token_hex()
     with private_folder() as folder:
+        (folder / SECRET).write_text(secret)
         options = ["-m", _MODULE, str(tests), test["name"], file, str(folder)]
         if test["processes"] == 1:
             line, environment = [sys.executable, *options], dict(os.environ)
@@ -140,7 +142,9 @@ def _run(tests: Path, test: dict[str, Any], file: str, mpi: str, limit: float) -
         environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
         code, output = _follow(line, environment, folder, limit)
         failures = [json.loads(p.read_text()) for p in sorted(folder.glob(FAILURE.format("*")))]
-    if code == 0 and not failures:
+        reports = [folder / PASSED.format(rank) for rank in range(test["processes"])]
+        passed = all(p.is_file() and p.read_bytes() == secret.encode() for p in reports)
+    if code == 0 and passed and not failures:
         return Mark(test=what, points=of, of=of)
     if code is None and not failures:
         why = f"did not end within {limit:.0f} seconds: is there a message that nobody receives?"
@@ -186,7 +190,8 @@ def _explain(code: int | None, output: str, failures: list[dict[str, Any]], file
         reasons.setdefault(f"{each['why']}{line}", []).append(each["rank"])
     if not reasons:
         last = output.strip().splitlines()[-5:]
-        return "\n".join([f"ended with exit code {code}", *last])
+        early = "" if code else " before its test was over: does the file exit?"
+        return "\n".join([f"ended with exit code {code}{early}", *last])
     several = any(rank for ranks in reasons.values() for rank in ranks)
     return "\n".join(
         f"process {', '.join(map(str, ranks))}: {why}" if several else why
