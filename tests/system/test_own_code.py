@@ -42,12 +42,16 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_page_s_commands_train_and_compare(folder):
-    train, compare = commands(block_with(STRATEGY, "bash", "manyhands compare"))
+def test_the_page_s_command_trains(folder):
+    train, _compare = commands(block_with(STRATEGY, "bash", "manyhands compare"))
     done = ran([sys.executable, "-m", *train, "--output", "run"])
     assert done.returncode == 0, done.stderr
     config = record(folder / "run")["config"]
     assert (config["strategy"], config["beta"]) == ("Nudge", 0.3)
+
+
+def test_the_page_s_comparison_has_its_rows_and_its_first_line(folder):
+    _train, compare = commands(block_with(STRATEGY, "bash", "manyhands compare"))
     done = ran([sys.executable, "-m", *compare, "--repeats", "1", "--output", "sweep"])
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader((folder / "sweep/results.csv").open()))
@@ -191,6 +195,7 @@ def test_an_all_reduce_that_hangs_is_named_with_its_line(tmp_path):
     line = ["--with", "mine.py:waits", "--workers", 2, "--sizes", "1KB", "--algorithms", "mpi"]
     done = manyhands("allreduce", *line, cwd=tmp_path)
     assert done.returncode == 3
+    assert done.stderr.count("has not returned after") == 1  # although both processes say so
     (told,) = (text for text in done.stderr.splitlines() if "has not returned after" in text)
     assert told.startswith("mine.py:waits ")
     assert f"{tmp_path / 'mine.py'}, line 2, in waits: comm.Recv(" in told
