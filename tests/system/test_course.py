@@ -1,11 +1,14 @@
 """The course: what the skeletons, the model solutions and the broken rings earn."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from manyhands.experiments.check.course import grade
 
@@ -19,15 +22,38 @@ SOLUTIONS = {
     "4-server": "server",
     "5-private": "private",
 }
+# Files that do nothing of what is asked; the last two remove what says so, and claim success.
+CHEATS = {
+    "exits": "import os; os._exit(0)",
+    "exits by an exception": "import sys; sys.exit(0)",
+    "exits at the end": """
+import atexit, os, pathlib, sys
+def end():
+    for path in pathlib.Path(sys.argv[4]).glob("failure-*"):
+        path.unlink()
+    os._exit(0)
+atexit.register(end)
+""",
+    "writes its own result": """
+import os, pathlib, sys
+folder = pathlib.Path(sys.argv[4])
+known = [p.read_text() for p in folder.glob("*") if p.is_file()] + [*os.environ.values(), *sys.argv]
+for rank in range(4):
+    (folder / f"passed-{rank}").write_text(known[0])
+print("passed", *sys.argv, flush=True)
+os._exit(0)
+""",
+}
 
 
 @pytest.mark.parametrize("assignment", SOLUTIONS)
 def test_a_skeleton_earns_nothing_and_the_solution_everything(assignment):
-    nothing = grade(str(COURSE / assignment), str(COURSE / assignment / "skeleton.py"))
+    folder, patience = str(COURSE / assignment), 200  # of a busy machine
+    nothing = grade(folder, str(COURSE / assignment / "skeleton.py"), patience=patience)
     assert [mark.points for mark in nothing.marks if mark.points] == []
     assert all("NotImplementedError" in mark.why for mark in nothing.marks)
     solution = COURSE / "solutions" / f"{SOLUTIONS[assignment]}.py"
-    everything = grade(str(COURSE / assignment), str(solution))
+    everything = grade(folder, str(solution), patience=patience)
     assert [mark.why for mark in everything.marks if mark.why] == []
     assert everything.points == everything.of == nothing.of
     points = f"| {everything.of} |"
@@ -44,9 +70,51 @@ def test_a_skeleton_earns_nothing_and_the_solution_everything(assignment):
     ],
 )
 def test_a_broken_ring_earns_something_and_is_told_its_mistake(mistake, said):
-    made = grade(str(COURSE / "3-allreduce"), str(COURSE / "broken" / f"{mistake}.py"), limit=25)
+    made = grade(str(COURSE / "3-allreduce"), str(COURSE / "broken" / f"{mistake}.py"), patience=25)
     assert 0 < made.points < made.of
     assert said in str(made)
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_file_that_only_ends_without_an_error_earns_nothing(cheat, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(CHEATS[cheat])
+    made = grade(str(COURSE / "3-allreduce"), str(file), public=True)
+    assert [mark.points for mark in made.marks] == [0] * 4
+    if cheat != "exits by an exception":
+        assert "exit code 0 before its test was over: does the file exit?" in made.marks[-1].why
+
+
+@pytest.mark.parametrize(
+    "option", [("--workers", "2"), ("--options", "a=1"), ("--point-to-point",)]
+)
+def test_an_option_that_a_course_would_ignore_is_refused(option):
+    line = [sys.executable, "-m", "manyhands", "check", "--course", COURSE / "5-private", *option]
+    run = subprocess.run([*line, "mine.py"], capture_output=True, text=True)
+    name = option[0][2:].replace("-", "_")
+    assert (run.returncode, run.stderr.count(f"{name} is given with course")) == (2, 1)
+
+
+def test_the_course_works_in_a_notebook_with_the_solutions(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    subprocess.run([sys.executable, COURSE / "hand_out.py", out, "--with-solutions"], check=True)
+    files = {p.relative_to(out).as_posix() for p in out.rglob("*")}
+    assert {f"solutions/{name}.py" for name in SOLUTIONS.values()} <= files
+    assert not [f for f in files if f.endswith(("instructor_tests.py", "teachers.md", "_out.py"))]
+    assert "teachers.md" not in (out / "README.md").read_text()
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    solution = (out / "solutions/allreduce.py").read_text()
+    skeleton = (out / "3-allreduce/skeleton.py").read_text()
+    graded = "from manyhands.testing import grade\nprint(grade('3-allreduce', 'mine.py'))"
+    cells = ["%%writefile mine.py\n" + solution, "!manyhands check --course 3-allreduce mine.py"]
+    cells += ["%%writefile mine.py\n" + skeleton, graded]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    resources = {"metadata": {"path": str(out)}}
+    NotebookClient(book, timeout=600, startup_timeout=600, resources=resources).execute()
+    printed = ["".join(o.get("text", "") for o in cell.outputs) for cell in book.cells]
+    assert "4 of 4 points" in printed[1]
+    assert printed[3].endswith("0 of 4 points\n")
+    assert "NotImplementedError" in printed[3]
 
 
 def test_students_get_no_solution_and_a_grader_gets_json(tmp_path):

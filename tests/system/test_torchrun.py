@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import blocks
 from running import PATIENCE, eventually, ran
 
 from manyhands.launch import simulated_cluster
@@ -51,6 +52,17 @@ def test_a_run_without_any_mpi(environment, tmp_path):
     for worker in record["workers"]:
         calls = worker["operations"]["allreduce torch:gloo"]["calls"]
         assert calls == record["result"]["steps"] > 0
+
+
+def test_your_own_strategy_from_its_file(environment, tmp_path):
+    (tmp_path / "mine.py").write_text(blocks("how-to/own-strategy.md", "python")[0])
+    given = [*SMALL, "--strategy", f"{tmp_path}/mine.py:Nudge", "--beta", "0.3", "--max-steps", 10]
+    done = run(environment, "-m", "manyhands", "train", *given, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert (record["config"]["strategy"], record["config"]["beta"]) == ("Nudge", 0.3)
+    assert record["config"]["comm"] == "torch:gloo"
+    assert record["result"]["steps"] == 10
 
 
 def test_all_reduces_that_only_send_messages_are_timed_over_gloo(environment, tmp_path):

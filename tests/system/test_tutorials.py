@@ -8,18 +8,18 @@ import shlex
 import sys
 from pathlib import Path
 
+import pages
 import pytest
 from running import ran
 
 from manyhands.launch import mpi
 
-TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TUTORIALS = pages.DOCS / "tutorials"
 SETUP = ("make", ".", "pip")  # what prepares a checkout; the environment of the tests is prepared
 
 
 def blocks(page, kind):
-    return [text for each, text in BLOCK.findall((TUTORIALS / page).read_text()) if each == kind]
+    return pages.blocks(TUTORIALS / page, kind)
 
 
 def commands(page):
@@ -46,9 +46,10 @@ def script(tmp_path, monkeypatch):
 
 
 def test_every_kind_of_block_is_known():
-    pages = sorted(path.name for path in TUTORIALS.iterdir())
-    assert pages == ["first-run.md", "own-loop.md", "own-model.md", "private-model.md"]
-    kinds = {kind for page in pages for kind, _ in BLOCK.findall((TUTORIALS / page).read_text())}
+    names = sorted(path.name for path in TUTORIALS.iterdir())
+    assert names == ["first-run.md", "own-loop.md", "own-model.md", "private-model.md"]
+    found = (pages.BLOCK.findall((TUTORIALS / name).read_text()) for name in names)
+    kinds = {kind for page in found for kind, _ in page}
     assert kinds == {"console", "python", "sh"}
 
 

@@ -48,7 +48,7 @@ def check(
         float | None,
         Parameter(
             help="seconds in which nothing moves that make a deadlock [default: 2; of a strategy "
-            "20]"
+            "20]; with --course: seconds for one test [default: 30]"
         ),
     ] = None,
     mpi: Annotated[str, Parameter(help="which MPI: auto, mpich, openmpi or site")] = "auto",
@@ -60,13 +60,16 @@ def check(
 
     For example: manyhands check mine.py:ring --point-to-point, or: manyhands check mine.py:EASGD
     """
+    common = {"mpi": mpi, **_parse_numbers(workers, patience)}
+    own = {"point_to_point": point_to_point, "expect": expect, "options": options}
     if course is not None:
-        _grade(course, target, public=public, mpi=mpi, as_json=json_)
+        for name, value in {"workers": workers, **own}.items():
+            if value:
+                raise ConfigError(f"{name} is given with course, whose tests say it; leave it out")
+        _grade(course, target, {"public": public, **common}, as_json=json_)
         return
     if public:
         raise ConfigError("public is given without course; it names the tests of an assignment")
-    common = {"mpi": mpi, **_parse_numbers(workers, patience)}
-    own = {"point_to_point": point_to_point, "expect": expect, "options": options}
     with Status("check", shown=not json_) as status:
         status.stage(f"trying {target}")
         passed, page, findings = _try(target, common, own)
@@ -141,14 +144,14 @@ def _parse_options(text: str | None) -> dict[str, Any]:
     return found
 
 
-def _grade(course: str, file: str, *, public: bool, mpi: str, as_json: bool) -> None:
+def _grade(course: str, file: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Print what a student's file earns; exit code 1 if that is not everything."""
     from manyhands.experiments.check.course import grade
 
     with Status("check", shown=not as_json) as status:
         status.stage(f"grading {file}")
         tell = (lambda _: None) if as_json else (lambda mark: print(mark, flush=True))
-        result = grade(course, file, public=public, mpi=mpi, tell=tell)
+        result = grade(course, file, tell=tell, **options)
     points = f"\n{result.points} of {result.of} points"
     print(json.dumps(result.to_json(), indent=1) if as_json else points)
     if result.points < result.of:

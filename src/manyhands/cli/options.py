@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -96,12 +97,14 @@ _extended: list[Callable[[], None]] = []  # give each command its options again
 def load_own_strategies(arguments: Sequence[str]) -> None:
     """Load the user's strategies that a command line names: their options become its flags.
 
-    An unknown name is left to the command, which refuses it like one in Python.
+    An unknown name is left to the command, which refuses it like one in Python. What follows `--`
+    is the line of another program, as of `lab`, which may be for another host.
 
     Raises:
         ConfigError: If the class cannot be a strategy.
     """
     before, named = version(), []
+    arguments = list(takewhile(lambda word: word != "--", arguments))
     for place, word in enumerate(arguments):
         flag, equals, value = word.partition("=")
         if flag in ("--strategy", "--strategies"):

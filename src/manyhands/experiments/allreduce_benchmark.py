@@ -165,7 +165,8 @@ def measure(
             environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
             output = _run_to_end(line, environment, folder)
             if not out.exists():
-                raise LaunchError(f"the benchmark of {count} processes failed:\n{output[-2000:]}")
+                lines = "\n".join(dict.fromkeys(output.splitlines()))  # processes say the same
+                raise LaunchError(f"the benchmark of {count} processes failed:\n{lines[-2000:]}")
             records += json.loads(out.read_text())
     return records
 

@@ -1,5 +1,6 @@
 """Strategies of the user's own: how they are named, what they must define, and their options."""
 
+import ast
 import inspect
 import re
 import sys
@@ -22,6 +23,7 @@ from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.experiments.sweep.spec import read
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples/strategies").glob("*.py"))
+RINGS = sorted((Path(__file__).parents[3] / "examples/allreduces").glob("*.py"))
 HEAD = "from dataclasses import dataclass\nimport manyhands as mh\n\n"  # three lines
 METHODS = (
     "    def step(self, worker, batch):\n        worker.update(worker.gradient(batch))\n"
@@ -215,6 +217,13 @@ def test_an_experiment_file_names_it_and_its_content_counts(written, tmp_path):
     assert ContentHashes().of({"strategy": "Own"}) != before
 
 
+def test_the_line_of_another_program_is_left_to_it(written):
+    written()
+    load_own_strategies(["lab", "--", "train", "--strategy", "elsewhere.py:Own"])
+    with pytest.raises(mh.ConfigError, match=r"elsewhere\.py, which does not exist"):
+        load_own_strategies(["train", "--strategy", "elsewhere.py:Own"])
+
+
 def test_what_a_forecast_measures_with_brings_no_flags():
     assert configure({"strategy": Probe(seconds=0.25)}).strategy.seconds == 0.25
     assert "algorithms" not in options()
@@ -233,6 +242,28 @@ def test_an_example_is_short_and_explains_itself(path):
     assert re.search(r"arXiv \d{4}\.\d{4}", kind.__doc__)
     for section in ("Guarantees:", "Cost per step:", "η"):
         assert section in kind.__doc__
-    body = inspect.getsource(kind).replace(f'"""{kind.__doc__}"""', "")
-    assert len([line for line in body.splitlines() if line.strip()]) < 40
     check_modelled(kind())
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, *RINGS], ids=lambda p: p.stem)
+def test_an_example_s_file_is_short_and_needs_public_names_only(path):
+    """The whole file beside its docstrings and blank lines, with imports and decorators."""
+    text = path.read_text()
+    nodes = list(ast.walk(ast.parse(text)))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    strings = [n.body[0] for n in nodes if isinstance(n, documented) and ast.get_docstring(n)]
+    left_out = {line for n in strings for line in range(n.lineno, n.end_lineno + 1)}
+    lines = [line for number, line in enumerate(text.splitlines(), 1) if number not in left_out]
+    assert 10 < len([line for line in lines if line.strip()]) < 40
+    allowed = {"manyhands", "manyhands.strategies", "torch", "numpy", *sys.stdlib_module_names}
+    imported = {name.name for n in nodes if isinstance(n, ast.Import) for name in n.names}
+    sources = [n for n in nodes if isinstance(n, ast.ImportFrom)]
+    assert (imported | {n.module for n in sources}) <= allowed
+    for source in sources:
+        names = {name.name for name in source.names}
+        if source.module == "manyhands.strategies":
+            assert names <= set(mh.strategies.__all__)
+    hidden = {n.attr for n in nodes if isinstance(n, ast.Attribute) and n.attr.startswith("_")}
+    assert not hidden
+    used = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))
+    assert {n.attr for n in used if n.value.id == "mh"} <= set(mh.__all__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.errors import ConfigError
-from manyhands.experiments.check.exercise import FAILURE
+from manyhands.experiments.check.exercise import FAILURE, PASSED, SECRET
 from manyhands.launch.mpi import find_mpi, mpiexec_command
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.shm_cleanup import kill_helpers
 
 SCHEMA = "manyhands-course/1"
 _MODULE = "manyhands.experiments.check.exercise"
-_LIMIT = 30.0  # seconds for one test, its start included
+_PATIENCE = 30.0  # seconds for one test, its start included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ def grade(
     *,
     public: bool = False,
     mpi: str = "auto",
-    limit: float = _LIMIT,
+    patience: float = _PATIENCE,
     tell: Callable[[Mark], object] = lambda _: None,
 ) -> Grade:
     """Run the tests of an assignment on a student's file.
@@ -95,7 +96,7 @@ def grade(
         file: The student's.
         public: Run the public tests only, also where the instructor's are there.
         mpi: Which MPI starts the processes.
-        limit: Seconds for one test, the start of its processes included.
+        patience: Seconds for one test, the start of its processes included.
         tell: Called with each mark when it is known.
 
     Raises:
@@ -113,7 +114,7 @@ def grade(
     marks = []
     for tests in filter(Path.is_file, sets):
         for each in _list_tests(tests):
-            marks.append(_run(tests, each, file, mpi, limit))
+            marks.append(_run(tests, each, file, mpi, patience))
             tell(marks[-1])
     return Grade(assignment=place.resolve().name, file=file, marks=tuple(marks))
 
@@ -128,29 +129,35 @@ def _list_tests(tests: Path) -> list[dict[str, Any]]:
     return listed
 
 
-def _run(tests: Path, test: dict[str, Any], file: str, mpi: str, limit: float) -> Mark:
-    """Run one test in a group of its own."""
-    what, of = test["what"], test["points"]
+def _run(tests: Path, test: dict[str, Any], file: str, mpi: str, patience: float) -> Mark:
+    """Run one test in a group of its own; it passes if each process came to its end."""
+    what, of, secret = test["what"], test["points"], secrets.token_hex()
     with private_folder() as folder:
+        (folder / SECRET).write_text(secret)
         options = ["-m", _MODULE, str(tests), test["name"], file, str(folder)]
         if test["processes"] == 1:
             line, environment = [sys.executable, *options], dict(os.environ)
         else:
             line, environment = mpiexec_command(find_mpi(mpi), test["processes"], options)
         environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-        code, output = _follow(line, environment, folder, limit)
+        code, output = _follow(line, environment, folder, patience)
         failures = [json.loads(p.read_text()) for p in sorted(folder.glob(FAILURE.format("*")))]
-    if code == 0 and not failures:
+        reports = [folder / PASSED.format(rank) for rank in range(test["processes"])]
+        passed = all(p.is_file() and p.read_bytes() == secret.encode() for p in reports)
+    if code == 0 and passed and not failures:
         return Mark(test=what, points=of, of=of)
     if code is None and not failures:
-        why = f"did not end within {limit:.0f} seconds: is there a message that nobody receives?"
+        why = (
+            f"did not end within {patience:g} seconds: is there a message that nobody receives? On "
+            "a busy machine, allow more by --patience"
+        )
     else:
         why = _explain(code, output, failures, file)
     return Mark(test=what, points=0, of=of, why=why)
 
 
 def _follow(
-    line: list[str], environment: dict[str, str], folder: Path, limit: float
+    line: list[str], environment: dict[str, str], folder: Path, patience: float
 ) -> tuple[int | None, str]:
     """Wait for a group; return its exit code, None if it did not end, and what it printed."""
     with subprocess.Popen(
@@ -164,7 +171,7 @@ def _follow(
         start_new_session=True,
     ) as group:
         try:
-            output = group.communicate(timeout=limit)[0]
+            output = group.communicate(timeout=patience)[0]
             return group.returncode, output
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
@@ -186,7 +193,8 @@ def _explain(code: int | None, output: str, failures: list[dict[str, Any]], file
         reasons.setdefault(f"{each['why']}{line}", []).append(each["rank"])
     if not reasons:
         last = output.strip().splitlines()[-5:]
-        return "\n".join([f"ended with exit code {code}", *last])
+        early = "" if code else " before its test was over: does the file exit?"
+        return "\n".join([f"ended with exit code {code}{early}", *last])
     several = any(rank for ranks in reasons.values() for rank in ranks)
     return "\n".join(
         f"process {', '.join(map(str, ranks))}: {why}" if several else why

@@ -16,6 +16,8 @@ from manyhands.config.user_file import load_file
 from manyhands.experiments.check.grading import Grading
 
 FAILURE = "failure-{}.json"
+PASSED = "passed-{}"  # a process writes the secret into it when its test has ended
+SECRET = "secret"
 _OTHERS = 0.3  # seconds in which the other processes may fail for a reason of their own
 _ALLOWED = {"Abort", "Get_rank", "Get_size", "Iprobe", "Irecv", "Isend"}  # calls of a communicator
 
@@ -35,20 +37,38 @@ def list_tests(tests: str) -> list[dict[str, Any]]:
 
 
 def main(tests: str, name: str, file: str, folder: Path) -> int:
-    """Run one test; a failure leaves a file that says why, and ends the other processes."""
+    """Run one test; a failure leaves a file that says why, and ends the other processes.
+
+    A success leaves a file with the secret, so that a student's file which exits does not pass.
+    """
     test = getattr(load_file(tests, "course"), name)
     grading: Grading = test.grading
     comm = _communicator(grading)
+    rank = comm.rank if comm is not None else 0
+    secret = _take_secret(folder, rank, alone=comm is None)
     try:
         test(load_file(file, "file"), comm)
     except BaseException as error:
-        rank = comm.rank if comm is not None else 0
         (folder / FAILURE.format(rank)).write_text(json.dumps(_describe(error, file, rank)))
         if comm is None:
             return 1
         time.sleep(_OTHERS)
         comm.Abort(1)
+    (folder / PASSED.format(rank)).write_text(secret)
     return 0
+
+
+def _take_secret(folder: Path, rank: int, *, alone: bool) -> str:
+    """Return what the grader wrote for this test; no file has it when the student's is loaded."""
+    secret = ""
+    if rank == 0:
+        secret = (folder / SECRET).read_text()
+        (folder / SECRET).unlink()
+    if alone:
+        return secret
+    from mpi4py import MPI
+
+    return str(MPI.COMM_WORLD.bcast(secret))
 
 
 def _communicator(grading: Grading) -> Any:

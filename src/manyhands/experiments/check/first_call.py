@@ -43,10 +43,9 @@ def _give_up(name: str, thread: int) -> None:
     """End this process, and with it the group, with the line at which an all-reduce hangs."""
     stack = traceback.extract_stack(sys._current_frames()[thread])
     place = next(f for f in reversed(stack) if not f.filename.startswith(str(PACKAGE)))
-    print(
+    line = (
         f"{name} has not returned after {_HANGS:g} s: {place.filename}, line {place.lineno}, in "
-        f"{place.name}: {place.line}; try: manyhands check {name}",
-        file=sys.stderr,
-        flush=True,
+        f"{place.name}: {place.line}; try: manyhands check {name}\n"
     )
+    os.write(sys.stderr.fileno(), line.encode())  # at once, or lines of several processes mix
     os._exit(1)
