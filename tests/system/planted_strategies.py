@@ -79,6 +79,22 @@ class ForgetsItsSpeed(Right):
         worker.state = {"slow": slow, "speed": torch.zeros_like(slow)}
 
 
+_SPEEDS: dict[int, torch.Tensor] = {}
+
+
+@dataclass(frozen=True)
+class KeepsItsSpeedInAGlobal(Right):
+    """Its momentum is in a global of the module, which no checkpoint holds."""
+
+    def step(self, worker, batch):
+        if worker.step == 0:
+            _SPEEDS[worker.rank] = torch.zeros_like(worker.params)
+        speed = _SPEEDS[worker.rank].mul_(0.5).add_(worker.gradient(batch.alone()))
+        worker.update(speed)
+        if (worker.step + 1) % self.every == 0:
+            self.meet(worker)
+
+
 @dataclass(frozen=True)
 class Unseeded(Right):
     """Meets in steps that nobody can repeat."""

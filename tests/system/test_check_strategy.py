@@ -24,6 +24,7 @@ MISTAKES = {
     "ConsensusOfOneRank": ("consensus", "different bits on the workers", "def consensus"),
     "NeverUpdates": ("learns", "the loss went from", "def step"),
     "ForgetsItsSpeed": ("resumes", "worker.state['speed'] is not what it was", "def state"),
+    "KeepsItsSpeedInAGlobal": ("resumes", "failed: KeyError", "_SPEEDS[worker.rank].mul_"),
     "Unseeded": ("bits", "two runs differ from step 1 on", "def step"),
     "ConsensusMoves": ("consensus", "consensus changed worker.params", "def consensus"),
     "SkipsAnExchange": ("completes", "workers make different calls", None),

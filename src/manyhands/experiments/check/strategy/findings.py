@@ -62,7 +62,7 @@ class Judge:
             "identical": facts.identical,
             "one": equal,
             "several": equal,
-            "resumes": facts.resume and exact,
+            "resumes": facts.resume,
             "sends": self.strategy.cost(subject.several) is not None,
         }
         self.required = [aspect for aspect in ASPECTS if claims.get(aspect, True)]
@@ -72,9 +72,10 @@ class Judge:
         """Return a finding for each aspect."""
         self._judge_identity()
         self._judge_learning()
-        if self.evidence.failure:
-            self._judge_failure(self.evidence.failure)
-        elif self.found["completes"].status == "not checked":
+        failure = self.evidence.failure
+        if failure:
+            self._judge_failure(failure)
+        if failure is None or failure.trial.resumes:
             self._pass("completes", cases=len(self.evidence.trials))
         self._judge_bits()
         self._judge_consensus()
@@ -115,10 +116,11 @@ class Judge:
 
     def _judge_failure(self, failure: Failure) -> None:
         text = f"{failure.trial.text}: {_shorten(str(failure.error))}"
-        if isinstance(failure.error, DivergedError):
+        aspect = "resumes" if failure.trial.resumes else "completes"
+        if isinstance(failure.error, DivergedError) and aspect == "completes":
             self._fail("learns", text, "step")
         elif _DIFFER not in str(failure.error) or self.found["identical"].status != "fail":
-            own = self.found["completes"]
+            own = self.found[aspect]
             own.fail(text if self._names_line(text) else f"{text} ({self._place('step')})")
             own.ranks, own.cases = failure.ranks, 1
 
@@ -248,12 +250,13 @@ class Judge:
         if not self.facts.resume:
             self._note("resumes", "it does not resume: its supports has no resume")
             return
-        base, exact = self._base(), "resumes" in self.required
+        base, exact = self._base(), "bits" in self.required
         if not {base, "resumed"} <= self.evidence.outcomes.keys():
             return
-        if not exact or self.found["bits"].status != "pass":
-            if not exact:
-                self._note("resumes", "it resumes; its bits depend on timing")
+        if not exact:
+            self._note("resumes", "it resumes; its bits depend on timing")
+        elif self.found["bits"].status != "pass":
+            return
         elif apart := self._differs(base, "resumed"):
             lost = self._lost_state()
             what = f"; {lost} is not what it was at the checkpoint" if lost else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,10 @@ class Subject:
 
 
 def list_trials(subject: Subject) -> list[Trial]:
-    """Return all trials, in the order in which they run: the plainest first."""
+    """Return all trials, in the order in which they run: the plainest first.
+
+    Those that resume come last: they run in processes of their own.
+    """
     facts, several = subject.strategy.supports, subject.several
     found = [Trial("reference", 1, {}, reference=True)]
     found += [Trial("one", 1, {})] if 1 in subject.sizes else []
@@ -117,6 +120,7 @@ def list_trials(subject: Subject) -> list[Trial]:
     if facts.resume:
         half = {"checkpoint_every": f"{HALF}steps", "max_steps": HALF}
         found.append(Trial("half", base, half))
+    found += [Trial(f"P{size}", size, {}) for size in subject.sizes if size > several]
+    if facts.resume:
         found.append(Trial("resumed", base, {"max_steps": STEPS}, resumes="half"))
-    larger: Sequence[int] = [size for size in subject.sizes if size > several]
-    return found + [Trial(f"P{size}", size, {}) for size in larger]
+    return found
