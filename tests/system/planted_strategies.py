@@ -79,6 +79,19 @@ class ForgetsItsSpeed(Right):
         worker.state = {"slow": slow, "speed": torch.zeros_like(slow)}
 
 
+@dataclass(frozen=True)
+class UsesOneGradient(Right):
+    """All workers step along rank 0's gradient."""
+
+    def step(self, worker, batch):
+        gradient = worker.gradient(batch.alone())
+        worker.comm.broadcast(gradient)
+        worker.update(gradient)
+
+    def cost(self, workers):
+        return None
+
+
 _SPEEDS: dict[int, torch.Tensor] = {}
 
 

@@ -24,6 +24,7 @@ MISTAKES = {
     "ConsensusOfOneRank": ("consensus", "different bits on the workers", "def consensus"),
     "NeverUpdates": ("learns", "the loss went from", "def step"),
     "ForgetsItsSpeed": ("resumes", "worker.state['speed'] is not what it was", "def state"),
+    "UsesOneGradient": ("data", "rank 1 with other examples: the result is the same", "def step"),
     "KeepsItsSpeedInAGlobal": ("resumes", "failed: KeyError", "_SPEEDS[worker.rank].mul_"),
     "Unseeded": ("bits", "two runs differ from step 1 on", "def step"),
     "ConsensusMoves": ("consensus", "consensus changed worker.params", "def consensus"),
@@ -83,7 +84,9 @@ def test_the_planted_file_is_right_without_a_mistake():
     assert status["several"] == "note"  # it does not claim to end where one worker ends
     assert status["identical"] == "note"
     assert all(s == "pass" for name, s in status.items() if name in checked.required)
-    assert {"bits", "resumes", "sends", "killed", "own", "consensus"} <= set(checked.required)
+    assert {"bits", "data", "resumes", "sends", "killed", "own", "consensus"} <= set(
+        checked.required
+    )
     two, three = checked.traffic
     assert (two["workers"], three["workers"]) == (2, 3)
     assert two["allreduces"] == two["cost_allreduces"] == 0.25

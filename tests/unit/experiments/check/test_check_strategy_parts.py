@@ -195,7 +195,8 @@ def evidence_of(subject, **params):
     for trial in evidence.trials:
         record = {"config": {"workers": trial.workers}, "workers": [], "result": {"loss": 0.4}}
         record["workers"] = [{"operations": {}}] * trial.workers
-        final = np.array(params.get(trial.name, [1.0, 2.0]))
+        expected = [1.0, 2.0] if trial.changed is None else [1.0, 3.0]
+        final = np.array(params.get(trial.name, expected))
         evidence.outcomes[trial.name] = Outcome(record, final, [{"step": 1, "loss": 1.4}])
         rows = [{"kind": "step", "step": 1, "params": "a", "moved": False, "state": {}}]
         rows.append({"kind": "end", "changed": []})
@@ -228,6 +229,14 @@ def test_other_parameters_fail_the_aspect_that_they_are_of(sync, trial, aspect):
     found = judged(evidence_of(sync, **{trial: [1.0, 2.5]}), sync)
     assert found[aspect].status == "fail"
     assert "0.5" in found[aspect].details[0]
+
+
+def test_a_worker_whose_examples_change_nothing_is_named(sync):
+    found = judged(evidence_of(sync, other1=[1.0, 2.0]), sync)
+    assert found["data"].status == "fail"
+    assert (
+        "2 workers, rank 1 with other examples: the result is the same" in found["data"].details[0]
+    )
 
 
 def test_rounding_is_no_difference(sync):

@@ -15,7 +15,7 @@ from manyhands.errors import DivergedError
 from manyhands.experiments.check.findings import Finding
 from manyhands.experiments.check.strategy.supervision import Evidence, Failure, Killed
 from manyhands.experiments.check.strategy.traffic import compare_cost, list_traffic
-from manyhands.experiments.check.strategy.trials import Subject
+from manyhands.experiments.check.strategy.trials import Subject, needs_every_worker
 from manyhands.strategies.strategy import Strategy
 from manyhands.worker.abilities import Checkpointable, SplitsModel
 
@@ -26,6 +26,7 @@ ASPECTS = {
     "learns": "learns: the loss is finite, and clearly smaller at the end",
     "bits": "the same seed gives the same bits",
     "consensus": "consensus is the same on all workers, and changes nothing",
+    "data": "every worker's data reaches the result",
     "identical": "all workers hold the same parameters after every step",
     "one": "one worker ends where sequential ends",
     "several": "several workers end where sequential ends",
@@ -59,6 +60,7 @@ class Judge:
         claims = {
             "bits": exact,
             "consensus": facts.together,
+            "data": needs_every_worker(subject),
             "identical": facts.identical,
             "one": equal,
             "several": equal,
@@ -79,6 +81,7 @@ class Judge:
             self._pass("completes", cases=len(self.evidence.trials))
         self._judge_bits()
         self._judge_consensus()
+        self._judge_data()
         self._judge_equality()
         self._judge_resuming()
         self._judge_killed()
@@ -222,6 +225,23 @@ class Judge:
                 self._fail("consensus", f"{what}: consensus changes something", "consensus")
             else:
                 self._pass("consensus")
+
+    def _judge_data(self) -> None:
+        """Compare runs, in each of which one worker has other examples, with one without."""
+        if "data" not in self.required:
+            alone = self.subject.several == 1
+            self._note("data", "there is one worker" if alone else "its bits depend on timing")
+            return
+        if self.found["bits"].status != "pass":
+            return
+        for trial in self.evidence.trials:
+            if trial.changed is None or trial.name not in self.evidence.outcomes:
+                continue
+            if self._differs(self._base(), trial.name):
+                self._pass("data")
+            else:
+                what = "the result is the same, bit for bit"
+                self._fail("data", f"{trial.text}: {what}", "step")
 
     def _judge_equality(self) -> None:
         for name, apart in self.differences().items():

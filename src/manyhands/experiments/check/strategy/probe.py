@@ -30,10 +30,11 @@ class Probe:
         self._file: TextIO | None = None
         self._worker: Any = None
         self._before: dict[str, str] = {}
-        self._place = 0
+        self._place, self._other = 0, False
 
-    def begin(self, folder: Path, rank: int) -> None:
-        """Begin a trial."""
+    def begin(self, folder: Path, rank: int, *, other_examples: bool = False) -> None:
+        """Begin a trial, in which the worker may train on other examples."""
+        self._other = other_examples
         folder.mkdir(parents=True, exist_ok=True)
         self._file, self._worker = (folder / PROBE.format(rank)).open("w"), None
 
@@ -58,6 +59,8 @@ class Probe:
         prepare = kind.prepare
 
         def prepared(strategy: Any, worker: Any) -> None:
+            if self._other:
+                _change_examples(worker.data.train)
             self._attach(worker)
             self._observe(strategy)
             prepare(strategy, worker)
@@ -103,6 +106,12 @@ class Probe:
                 "state": describe(worker.state),
             }
         )
+
+
+def _change_examples(split: Any) -> None:
+    """Let a split give other examples of its own: the last in place of the first, and so on."""
+    given = split.batch
+    split.batch = lambda indices: given(len(split) - 1 - indices)
 
 
 def _things(worker: Any) -> dict[str, str]:

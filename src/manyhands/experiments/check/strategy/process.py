@@ -64,7 +64,12 @@ class Process:
         place = self.output / (trial.resumes or trial.name)
         options = {**self.subject.fit_options(trial), "mpi": "auto"}
         options["resume" if trial.resumes else "output"] = str(place)
-        self.probe.begin(self.output / f"{trial.name}-probes", group.rank)
+        followed = self.subject.strategy.follows(group.rank, trial.workers)
+        self.probe.begin(
+            self.output / f"{trial.name}-probes",
+            group.rank,
+            other_examples=followed == trial.changed,
+        )
         try:
             run = agree(group, lambda: setup.planned_run(**options))
             run.join(group, chosen=True, progress=False)
