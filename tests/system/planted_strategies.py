@@ -214,6 +214,36 @@ class ChangesItsOptions(Right):
 
 
 @dataclass(frozen=True)
+class ChangesTheRate(Right):
+    """Lowers the learning rate by itself, whatever the run's options say."""
+
+    def step(self, worker, batch):
+        super().step(worker, batch)
+        if worker.step == 12:
+            for group in worker.optimizer.param_groups:
+                group["lr"] *= 0.5
+
+
+@dataclass(frozen=True)
+class SeedsTorch(Right):
+    """Gives all workers the same random numbers, the model's included."""
+
+    def begin(self, worker):
+        super().begin(worker)
+        torch.manual_seed(7)
+
+
+@dataclass(frozen=True)
+class WritesIntoTheData(Right):
+    """Scales the examples where they are stored."""
+
+    def step(self, worker, batch):
+        super().step(worker, batch)
+        if worker.step == 12:
+            worker.data.train.x.mul_(1.1)
+
+
+@dataclass(frozen=True)
 class SwallowsErrors(Right):
     """Takes the loss of the others for a detail; the run must end all the same."""
 

@@ -35,6 +35,9 @@ MISTAKES = {
     "Grows": ("completes", "worker.params is now of shape (85,)", None),
     "TooCheap": ("sends", "cost says allreduces=0.0625, but a step has 0.25", "def cost"),
     "ClaimsToEqualOne": ("several", "does not with 2 workers: largest difference", "def step"),
+    "ChangesTheRate": ("own", "changed the optimizer's lr", "def step"),
+    "SeedsTorch": ("own", "changed the seed of torch", "def step"),
+    "WritesIntoTheData": ("own", "changed the training data", "def step"),
     "ChangesItsOptions": ("own", "changed the option patience", "def step"),
 }
 

@@ -33,7 +33,7 @@ ASPECTS = {
     "resumes": "a resumed run ends with the bits of one that was not interrupted",
     "killed": "if a worker is killed, the run ends, names it, and leaves no process behind",
     "sends": "sends what its cost says",
-    "own": "leaves data and options as they are",
+    "own": "leaves data, options and the optimizer's settings as they are",
 }
 _BASES = (StrategySpec, Strategy, Checkpointable)  # no place in them is the user's
 _ENOUGH = 0.8  # of the loss at the start, at the most, is left at the end
