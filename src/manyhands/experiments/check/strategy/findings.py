@@ -121,7 +121,7 @@ class Judge:
         text = f"{failure.trial.text}: {_shorten(str(failure.error))}"
         aspect = "resumes" if failure.trial.resumes else "completes"
         if isinstance(failure.error, DivergedError) and aspect == "completes":
-            self._fail("learns", text, "step")
+            self._fail("learns", text.partition("; the strategy is ")[0], "step")
         elif _DIFFER not in str(failure.error) or self.found["identical"].status != "fail":
             own = self.found[aspect]
             own.fail(text if self._names_line(text) else f"{text} ({self._place('step')})")
