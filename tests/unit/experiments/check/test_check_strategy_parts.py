@@ -351,6 +351,26 @@ def test_survivors_that_stop_break_a_claim():
     assert judged(evidence, subject)["killed"].status == "pass"
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "left"),
+    [
+        ("sync", (2,), {"one", "sends"}),
+        ("sync", (1,), {"several", "identical", "data", "sends"}),
+        (
+            "hogwild",
+            (1, 2),
+            {"bits", "consensus", "data", "identical", "one", "several", "sends", "own"},
+        ),
+    ],
+)
+def test_what_is_not_tried_is_not_required(name, sizes, left):
+    subject = Subject(name, {}, sizes)
+    assert (
+        set(ASPECTS) - set(Judge(subject, evidence_of(subject), expect_equal=False).required)
+        == left
+    )
+
+
 def test_workers_that_do_not_step_together_promise_fewer_things():
     subject = Subject("hogwild", {}, (1, 2))
     required = Judge(subject, evidence_of(subject), expect_equal=False).required

@@ -57,15 +57,17 @@ class Judge:
         self.found["definition"].status = "pass"
         exact = facts.together and facts.deterministic
         equal = facts.equals_one or expect_equal
+        several = subject.several > 1
         claims = {
             "bits": exact,
             "consensus": facts.together,
             "data": needs_every_worker(subject),
-            "identical": facts.identical,
-            "one": equal,
-            "several": equal,
+            "identical": facts.identical and several,
+            "one": equal and 1 in subject.sizes,
+            "several": equal and several,
             "resumes": facts.resume,
-            "sends": self.strategy.cost(subject.several) is not None,
+            "sends": several and self.strategy.cost(subject.several) is not None,
+            "own": not facts.shares_memory,
         }
         self.required = [aspect for aspect in ASPECTS if claims.get(aspect, True)]
         self.splits = issubclass(self.kind, SplitsModel)
@@ -350,6 +352,8 @@ class Judge:
                         return
         if ended:
             self._pass("own")
+        elif self.facts.shares_memory:
+            self._note("own", "runs whose workers share memory are not observed")
 
 
 def refuse(kind: Any, message: str) -> dict[str, Finding]:
