@@ -80,6 +80,35 @@ class ForgetsItsSpeed(Right):
 
 
 @dataclass(frozen=True)
+class UsesOneGradient(Right):
+    """All workers step along rank 0's gradient."""
+
+    def step(self, worker, batch):
+        gradient = worker.gradient(batch.alone())
+        worker.comm.broadcast(gradient)
+        worker.update(gradient)
+
+    def cost(self, workers):
+        return None
+
+
+_SPEEDS: dict[int, torch.Tensor] = {}
+
+
+@dataclass(frozen=True)
+class KeepsItsSpeedInAGlobal(Right):
+    """Its momentum is in a global of the module, which no checkpoint holds."""
+
+    def step(self, worker, batch):
+        if worker.step == 0:
+            _SPEEDS[worker.rank] = torch.zeros_like(worker.params)
+        speed = _SPEEDS[worker.rank].mul_(0.5).add_(worker.gradient(batch.alone()))
+        worker.update(speed)
+        if (worker.step + 1) % self.every == 0:
+            self.meet(worker)
+
+
+@dataclass(frozen=True)
 class Unseeded(Right):
     """Meets in steps that nobody can repeat."""
 
@@ -107,6 +136,25 @@ class SkipsAnExchange(Right):
         worker.update(worker.gradient(batch.alone()))
         if (worker.step + 1) % self.every == 0 and (worker.rank != 1 or worker.step < 10):
             self.meet(worker)
+
+
+@dataclass(frozen=True)
+class SkipsAnExchangeOfATeam(mh.Strategy):
+    """Rank 1 leaves one exchange out, in a group that `split` made."""
+
+    def begin(self, worker):
+        worker.state = worker.comm.split(0)
+
+    def step(self, worker, batch):
+        worker.update(worker.gradient(batch.alone()))
+        if (worker.step + 1) % 4 == 0 and (worker.rank != 1 or worker.step < 10):
+            worker.params.div_(worker.state.size)
+            worker.state.allreduce(worker.params)
+
+    def consensus(self, worker):
+        mean = worker.params / worker.comm.size
+        worker.comm.allreduce(mean)
+        return mean
 
 
 @dataclass(frozen=True)
@@ -182,6 +230,36 @@ class ChangesItsOptions(Right):
         super().step(worker, batch)
         if worker.step == 12:
             object.__setattr__(worker.config, "patience", 7)
+
+
+@dataclass(frozen=True)
+class ChangesTheRate(Right):
+    """Lowers the learning rate by itself, whatever the run's options say."""
+
+    def step(self, worker, batch):
+        super().step(worker, batch)
+        if worker.step == 12:
+            for group in worker.optimizer.param_groups:
+                group["lr"] *= 0.5
+
+
+@dataclass(frozen=True)
+class SeedsTorch(Right):
+    """Gives all workers the same random numbers, the model's included."""
+
+    def begin(self, worker):
+        super().begin(worker)
+        torch.manual_seed(7)
+
+
+@dataclass(frozen=True)
+class WritesIntoTheData(Right):
+    """Scales the examples where they are stored."""
+
+    def step(self, worker, batch):
+        super().step(worker, batch)
+        if worker.step == 12:
+            worker.data.train.x.mul_(1.1)
 
 
 @dataclass(frozen=True)

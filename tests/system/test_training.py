@@ -165,6 +165,71 @@ def stop_at_five(folder, *line):
     return [int((folder / f"calls-{rank}").read_text().split()[-1]) for rank in (0, 1)]
 
 
+OWN = """
+from dataclasses import dataclass
+
+import manyhands as mh
+
+
+@dataclass(frozen=True)
+class Explodes(mh.Strategy):
+    def step(self, worker, batch):
+        worker.update(worker.gradient(batch))
+        worker.params.mul_(1e30)
+
+    def consensus(self, worker):
+        return worker.params
+"""
+
+
+def test_a_strategy_of_your_own_that_diverges_is_named_with_its_place(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    given = ["--data", "blobs", "--model", "logistic", "--workers", 2, "--strategy"]
+    done = manyhands("train", *given, "mine.py:Explodes", "--output", "run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "smaller learning rate" in done.stderr
+    told = " ".join(done.stderr.split())
+    assert re.search(r"the strategy is Explodes \(mine\.py:[89]\)", told), told
+    assert "; try: manyhands check mine.py:Explodes" in told
+    assert "Traceback" not in done.stderr
+
+
+NAMESAKES = """
+from dataclasses import dataclass
+
+import manyhands as mh
+
+
+@dataclass(frozen=True)
+class Plain(mh.Strategy):
+    def step(self, worker, batch):
+        gradient = worker.gradient(batch)
+        worker.allreduce(gradient)
+        worker.update(gradient)
+
+    def consensus(self, worker):
+        return worker.params
+
+
+@dataclass(frozen=True)
+class Namesakes(Plain):
+    parts: int = 3
+    stages: int = 2
+    allreduce: str = "tree"
+"""
+
+
+def test_a_strategy_of_your_own_may_have_options_named_as_ours(tmp_path):
+    (tmp_path / "mine.py").write_text(NAMESAKES)
+    given = ["--data", "blobs", "--model", "logistic", "--kernels", "default", "--max-steps", 5]
+    for name in ("Plain", "Namesakes"):
+        line = ["--strategy", f"mine.py:{name}", "--workers", 2, "--output", name]
+        done = manyhands("train", *given, *line, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    plain, other = (tmp_path / name / "model.safetensors" for name in ("Plain", "Namesakes"))
+    assert plain.read_bytes() == other.read_bytes()
+
+
 @pytest.mark.parametrize(
     "line",
     [["sync"], ["averaging", "--period", 1], ["gossip"], ["server", "--staleness", 0]],

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from typing import Any
 
-from manyhands.config.declare import Tags, option
+from manyhands.config.declare import Tags, find_tagged, option
 from manyhands.errors import ConfigError, nearest
 
 ALL_REDUCES = (
@@ -24,7 +25,20 @@ def all_reduce_option(what: str) -> Any:
     """Declare the field `allreduce` of a strategy; `what` it sums, with its verb."""
     names = ", ".join(ALL_REDUCES)
     help = f"how {what} summed: {names}, or your own, mine.py:ring; auto picks by size and group"
-    return option("auto", help, tags=Tags(code=True))
+    return option("auto", help, tags=Tags(code=True, all_reduce=True))
+
+
+def find_field(strategy: Any) -> str | None:
+    """Return which field of a strategy `all_reduce_option` declares, if one is."""
+    if not is_dataclass(strategy):
+        return None
+    return next(iter(find_tagged(type(strategy), lambda tags: tags.all_reduce)), None)
+
+
+def chosen_all_reduce(strategy: Any) -> Any:
+    """Return the all-reduce that the options of a strategy name; "auto" where none does."""
+    name = find_field(strategy)
+    return getattr(strategy, name) if name else "auto"
 
 
 def is_own(allreduce: Any) -> bool:

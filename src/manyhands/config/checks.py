@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from manyhands.config.all_reduces import is_own
+from manyhands.config.all_reduces import chosen_all_reduce, is_own
 from manyhands.config.parse import parse_every, parse_slow
 from manyhands.errors import ConfigError
 
@@ -233,7 +233,7 @@ def _find_rejoin_obstacle(config: RunConfig) -> str:
 def _find_survival_obstacle(config: RunConfig) -> str:
     """Return why those who are left could not go on when a worker dies, and what to do."""
     windows = ("shared-memory", "hierarchical")
-    algorithm = getattr(config.strategy, "allreduce", "auto")
+    algorithm = chosen_all_reduce(config.strategy)
     restart = "use on_failure='restart'"
     if not config.strategy.supports.outlives:
         return f"{config.strategy.name} cannot continue without one of its processes; {restart}"
@@ -292,7 +292,7 @@ def check_torch(config: RunConfig, reason: str) -> None:
             f"{reason}, but {config.strategy.name} does not run over torch.distributed; expected "
             "MPI"
         )
-    algorithm = getattr(config.strategy, "allreduce", "auto")
+    algorithm = chosen_all_reduce(config.strategy)
     if algorithm != "auto":
         raise ConfigError(
             f"{reason}, and torch.distributed has its own all-reduce, but allreduce is "

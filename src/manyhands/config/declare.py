@@ -58,6 +58,7 @@ class Tags:
         feature: A strategy may lack it (`Supports.lacks`).
         common: `--help` shows it; the others are shown by `--help-all`.
         not_private: Why a private run cannot have it; empty if it can.
+        all_reduce: It names the all-reduce by which a strategy sums.
     """
 
     commands: tuple[Command, ...] = ()
@@ -76,6 +77,7 @@ class Tags:
     feature: bool = False
     common: bool = False
     not_private: str = ""
+    all_reduce: bool = False
 
 
 _NO_TAGS = Tags()

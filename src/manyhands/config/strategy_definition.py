@@ -47,6 +47,17 @@ def describe_class(kind: type, *, at: str = "") -> str:
     return f"{kind.__name__} ({place})" if place else kind.__name__
 
 
+def suggest_check(strategy: Any) -> str:
+    """Return where a strategy is and how to check it, for messages; "" for one of manyhands."""
+    kind = type(strategy)
+    if kind.__module__.startswith("manyhands."):
+        return ""
+    file = source_location(kind).rpartition(":")[0]
+    named = file.endswith(".py") and "<" not in kind.__qualname__
+    command = f"; try: manyhands check {file}:{kind.__qualname__}" if named else ""
+    return f"; the strategy is {describe_class(kind)}{command}"
+
+
 def check_options(kind: type) -> None:
     """Refuse a class that is no frozen dataclass, or has fields that cannot be options."""
     wanted = "put @dataclass(frozen=True), from dataclasses, directly above the class"

@@ -163,6 +163,10 @@ class StrategySpec:
         """Return how many examples stand behind one update."""
         return batch_size
 
+    def count_parts(self) -> int:
+        """Return into how many parts a worker's batch is split; the loss is the mean of theirs."""
+        return 1
+
     def at_once(self, examples: int) -> int:
         """Return how many of a worker's batch of so many examples go through the model at once."""
         return examples

@@ -188,7 +188,9 @@ def source_location(value: Any, *, at: str = "") -> str:
             file, (lines, line) = inspect.getsourcefile(value) or "", inspect.getsourcelines(value)
         except (OSError, TypeError):
             methods = [v for v in vars(value).values() if hasattr(v, "__code__")]
-            return source_location(methods[0]) if methods else ""
+            written = [m for m in methods if m.__code__.co_filename != "<string>"]  # not generated
+            first = min(written, key=lambda m: m.__code__.co_firstlineno, default=None)
+            return source_location(first) if first else ""
         begins = rf"\s+(def )?{at}\b\s*[:=(]"
         line += next((i for i, text in enumerate(lines) if at and re.match(begins, text)), 0)
     inside = Path(file).resolve().is_relative_to(Path.cwd())

@@ -1,7 +1,8 @@
 """The strategies, by name, and what your own strategy is made of.
 
 Public: `Strategy` and its abilities `Checkpointable`, `Regroupable`, `Asynchronous`, `Recoverable`
-and `SplitsModel`; `Supports`, `Cost`, and `option` with the ranges `Range` and `whole` for options;
+and `SplitsModel`; `Supports`, `Exposure`, `Scaling` and `Cost` for its facts; `option` with the
+ranges `Range` and `whole`, `Tags`, `all_reduce_option` and `check_declared` for its options;
 `WorkerView` and `BatchShare` for annotations.
 
 To add a strategy to manyhands, add its row to the imports below: the help lists the strategies in
@@ -10,8 +11,13 @@ this order.
 
 from __future__ import annotations
 
+from manyhands.config.all_reduces import all_reduce_option as all_reduce_option
+from manyhands.config.declare import Tags as Tags
+from manyhands.config.declare import check_declared as check_declared
 from manyhands.config.declare import option as option
 from manyhands.config.strategy_spec import Cost as Cost
+from manyhands.config.strategy_spec import Exposure as Exposure
+from manyhands.config.strategy_spec import Scaling as Scaling
 from manyhands.config.strategy_table import register
 from manyhands.strategies.strategy import BatchShare as BatchShare
 from manyhands.strategies.strategy import Strategy as Strategy
@@ -41,13 +47,18 @@ __all__ = [
     "BatchShare",
     "Checkpointable",
     "Cost",
+    "Exposure",
     "Range",
     "Recoverable",
     "Regroupable",
+    "Scaling",
     "SplitsModel",
     "Strategy",
     "Supports",
+    "Tags",
     "WorkerView",
+    "all_reduce_option",
+    "check_declared",
     "option",
     "whole",
 ]

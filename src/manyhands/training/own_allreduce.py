@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from manyhands.comm.own_allreduce import OwnAllReduce, check_signature
-from manyhands.config.all_reduces import is_own
+from manyhands.config.all_reduces import chosen_all_reduce, find_field, is_own
 from manyhands.config.import_path import import_object
 from manyhands.training import user_objects
 
@@ -15,13 +15,14 @@ from manyhands.training import user_objects
 def name_function(options: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[..., Any] | None]:
     """Return the options with a name for an all-reduce that is a function, and that function."""
     options, strategy = dict(options), options.get("strategy")
-    for holder in (options.get("allreduce"), getattr(strategy, "allreduce", None)):
+    for holder in (options.get("allreduce"), chosen_all_reduce(strategy)):
         if callable(holder):
             name = user_objects.import_path(holder)
             if holder is options.get("allreduce"):
                 options["allreduce"] = name
             else:
-                options["strategy"] = replace(strategy, allreduce=name)  # type: ignore[type-var]
+                field = {str(find_field(strategy)): name}
+                options["strategy"] = replace(strategy, **field)  # type: ignore[type-var]
             return options, holder
     return options, None
 
@@ -32,7 +33,7 @@ def resolve(strategy: Any, function: Callable[..., Any] | None) -> Callable[...,
     Raises:
         ConfigError: It cannot be imported, or does not take (send, recv, comm, op).
     """
-    name = getattr(strategy, "allreduce", "auto")
+    name = chosen_all_reduce(strategy)
     if not is_own(name):
         return None
     function = function or import_object(name, "allreduce")
@@ -44,4 +45,5 @@ def register(group: Any, strategy: Any, function: Callable[..., Any] | None) -> 
     """Let a group of processes sum by the user's function."""
     own = getattr(group, "own", None)  # a single process and torch.distributed have none
     if function and own is not None:
-        own[strategy.allreduce] = OwnAllReduce(function, strategy.allreduce)
+        name = chosen_all_reduce(strategy)
+        own[name] = OwnAllReduce(function, name)

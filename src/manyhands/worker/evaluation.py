@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from manyhands.config.strategy_definition import suggest_check
 from manyhands.errors import DivergedError, WorkerError
 from manyhands.worker.abilities import Asynchronous
 from manyhands.worker.clock import Moment
@@ -291,7 +292,7 @@ def evaluate(
     if not math.isfinite(sums[0]):
         raise DivergedError(
             f"the loss outside of training is {sums[0]} after step {worker.step}; try a smaller "
-            f"learning rate than {worker.lr:.3g}",
+            f"learning rate than {worker.lr:.3g}{suggest_check(worker.config.strategy)}",
             rank=worker.rank,
         )
     values = {metric.name: metric.value() for metric in metrics}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
+from manyhands.config.strategy_definition import suggest_check
 from manyhands.data import Plan
 from manyhands.data.lazy_split import Ahead, LazySplit
 from manyhands.data.prefetch import Prefetcher
@@ -304,7 +305,7 @@ class Worker:
             raise DivergedError(
                 f"the loss is {loss.mean} at step {step or self.step + 1} of worker {self.rank}; "
                 f"try a smaller learning rate than {self.lr:.3g}, or look for bad values in the "
-                "data",
+                f"data{suggest_check(self.config.strategy)}",
                 rank=self.rank,
             )
         epoch = self.training.epochs[-1]

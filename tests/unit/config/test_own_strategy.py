@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,19 @@ import manyhands as mh
 from manyhands.cli import options as cli_options
 from manyhands.cli.app import app, main
 from manyhands.cli.options import load_own_strategies
-from manyhands.config import strategy_table
+from manyhands.config import checks, strategy_table
+from manyhands.config.all_reduces import all_reduce_option, chosen_all_reduce
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.strategy_definition import RESERVED
 from manyhands.config.strategy_table import find_all, find_strategy, own
+from manyhands.experiments.audit.examination import Claim
 from manyhands.experiments.forecast.probe import Probe
-from manyhands.experiments.forecast.strategy_models import check_modelled
+from manyhands.experiments.forecast.strategy_models import check_modelled, label
 from manyhands.experiments.sweep.content_hash import ContentHashes
 from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.experiments.sweep.spec import read
+from manyhands.training import own_allreduce
+from manyhands.training.process import split_check
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples/strategies").glob("*.py"))
 RINGS = sorted((Path(__file__).parents[3] / "examples/allreduces").glob("*.py"))
@@ -54,6 +59,39 @@ def written(tmp_path, monkeypatch):
         return f"{file}:Own"
 
     return write
+
+
+NAMESAKES = (
+    '    parts: int = 3\n    stages: int = 2\n    allreduce: str = "tree"\n    period: int = 2\n'
+)
+
+
+def test_fields_with_the_names_of_our_options_mean_nothing_to_a_run(written):
+    config = configure({"strategy": written(NAMESAKES), "workers": 2, "parts": 5, "period": 3})
+    strategy = config.strategy
+    assert split_check.count_pieces(config) == 2
+    assert chosen_all_reduce(strategy) == "auto"
+    assert own_allreduce.name_function({"strategy": replace(strategy, allreduce=print)})[1] is None
+    assert own_allreduce.resolve(strategy, None) is None
+    checks.check_torch(config, "comm is 'torch:gloo'")
+    assert label(strategy) == "Own period 3 parts 5"
+    private = replace(config, strategy=strategy, privacy=mh.Privacy(noise_multiplier=1.0))
+    assert Claim.of(private, None).processes == 2
+
+
+def test_an_option_that_all_reduce_option_declares_is_the_all_reduce_by_any_name():
+    @dataclass(frozen=True)
+    class Own(mh.Strategy):
+        summing: str = all_reduce_option("gradients are")
+
+    assert chosen_all_reduce(Own()) == "auto"
+    options, function = own_allreduce.name_function({"strategy": Own(summing=summed)})
+    assert function is summed
+    assert chosen_all_reduce(options["strategy"]) == own_allreduce.user_objects.import_path(summed)
+
+
+def summed(send, recv, comm, op):
+    """Sum nothing."""
 
 
 def test_a_class_in_a_file_is_a_strategy_whose_fields_are_options(written):

@@ -1,11 +1,16 @@
 """A strategy's base is small, its loop is a default, and its abilities are what its facts claim."""
 
+import ast
 import dataclasses
+import inspect
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 import manyhands as mh
+from manyhands import strategies
+from manyhands.config.strategy_definition import check_options
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import Strategy, strategy_of
@@ -31,6 +36,54 @@ def test_what_an_author_reads_first_stays_small():
     assert len(own(Strategy)) <= 10
     assert len(dataclasses.fields(Worker)) <= 16
     assert not own(Strategy) & own(StrategySpec)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_ours_are_defined_as_an_outsider_s_must_be(name):
+    kind = STRATEGIES[name]
+    kind.check_definition()
+    check_options(kind)
+
+
+# What the main files of some use beside what is public; nothing may join it.
+PRIVATE = {
+    "server": {"PROCESSES", "shorten"},
+    "hogwild": {"staleness"},
+    "pipeline": {"COUNT", "PROCESSES"},
+    "tensor": {"MPICommunicator", "PROCESSES", "check_allreduce"},
+}
+
+
+def imports(tree):
+    """Return what a file imports of manyhands at run time: modules and names."""
+    typed = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    return [
+        (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and id(node) not in typed
+        for alias in node.names
+        if node.module.startswith("manyhands")
+    ]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_main_file_of_a_strategy_imports_what_is_public_or_of_its_own_folder(name):
+    kind = STRATEGIES[name]
+    folder = kind.__module__.rpartition(".")[0]
+    own_folder = folder if folder != "manyhands.strategies" else kind.__module__
+    public = [getattr(each, n) for each in (strategies, mh) for n in each.__all__]
+    used = {
+        imported
+        for module, imported in imports(ast.parse(inspect.getsource(sys.modules[kind.__module__])))
+        if not module.startswith(own_folder)
+        and not any(getattr(sys.modules.get(module), imported, None) is each for each in public)
+    }
+    assert used == PRIVATE.get(name, set())
 
 
 def test_by_default_a_run_is_one_step_after_the_other():

@@ -14,6 +14,7 @@ from manyhands.experiments.audit.transcript import Transcript
 from manyhands.privacy import mechanism_tests as tests
 from manyhands.privacy.mechanism_tests import Finding
 from manyhands.privacy.terms import Terms
+from manyhands.worker.abilities import SplitsModel
 
 _REACHABLE = "0 steps off the lattice: then every sum reaches the same values, zero included"
 _MESSAGES = 1500  # that are compared in pairs: of more, as many, evenly over the run
@@ -40,7 +41,8 @@ class Claim:
         """Return the claim of a run with these options."""
         assert config.privacy is not None
         exposure = "each" if config.privacy.distrust else config.strategy.exposure
-        processes = config.workers * getattr(config.strategy, "stages", 1)
+        splits = isinstance(config.strategy, SplitsModel)
+        processes = config.strategy.processes(config.workers) if splits else config.workers
         return cls(terms=terms, exposure=exposure, workers=config.workers, processes=processes)
 
     def deviation(self, transcript: Transcript) -> float:

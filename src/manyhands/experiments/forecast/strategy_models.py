@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from manyhands.config.all_reduces import ALL_REDUCES, is_own
+from manyhands.config.all_reduces import ALL_REDUCES, chosen_all_reduce, is_own
 from manyhands.config.options import options
 from manyhands.config.strategy_definition import describe_class
 from manyhands.config.strategy_spec import Cost, StrategySpec
@@ -228,7 +228,7 @@ def make_forecast(strategy: StrategySpec, case: Case, workers: int) -> Forecast:
     """
     if strategy.name not in _BOUNDED:
         check_modelled(strategy)
-    allreduce = getattr(strategy, "allreduce", "auto")
+    allreduce = chosen_all_reduce(strategy)
     if is_own(allreduce):
         raise ConfigError(f"there is no model of your own all-reduce {allreduce}; time it instead")
     spread = case.network is not None and workers > case.network.per_host
@@ -360,9 +360,9 @@ def _is_named(strategy: Any, name: str) -> bool:
 def _format_option(strategy: Any, name: str, value: Any) -> str:
     if name in ("allreduce", "topology"):
         return str(value)
-    if name == "period":
+    if name == "period" and not own(strategy):
         return f"every {value} {strategy.period_unit}"
-    if name == "period_unit":
+    if name == "period_unit" and not own(strategy):
         return ""  # told with the period
     if value is True:
         return name.replace("_", " ")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyhands.config.all_reduces import all_reduce_option
-from manyhands.config.declare import AMOUNT, check_declared, option
+from manyhands.config.declare import check_declared, option
 from manyhands.strategies.averaging import mean, rounds, streaming
 from manyhands.strategies.averaging.mean import Since
-from manyhands.strategies.averaging.spec import AveragingSpec, Fate, Unit
+from manyhands.strategies.averaging.spec import PERIOD, AveragingSpec, Fate, Unit
 from manyhands.strategies.strategy import Strategy
 from manyhands.worker.abilities import Checkpointable, Regroupable
 
@@ -56,7 +56,7 @@ class Averaging(AveragingSpec, Strategy, Checkpointable, Regroupable):
 
     name: ClassVar[str] = "averaging"
     period: int | None = option(
-        None, "steps, epochs or seconds between averages; by default one average at the end", AMOUNT
+        None, "steps, epochs or seconds between averages; by default one average at the end", PERIOD
     )
     period_unit: Unit = option("steps", "unit of period")
     average_optimizer: Fate = option("keep", "what happens to momentum when weights are averaged")

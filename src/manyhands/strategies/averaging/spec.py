@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from manyhands import validate
 from manyhands.config.all_reduces import check_allreduce
-from manyhands.config.declare import COUNT, INNER_PART, POSITIVE, Tags, option
+from manyhands.config.declare import AMOUNT, COUNT, INNER_PART, POSITIVE, Tags, option
 from manyhands.config.strategy_spec import Scaling, StrategySpec, Supports
 from manyhands.errors import ConfigError
 from manyhands.strategies.averaging.outer import Kind
@@ -22,6 +22,7 @@ Unit = Literal["steps", "epochs", "seconds"]
 Fate = Literal["keep", "average", "reset"]
 Precision = Literal["full", "fp16", "bf16", "int8"]
 
+PERIOD = AMOUNT  # what a period may be
 _BELOW_ONE = Range(0.0, 1.0, whole=False, below=True)
 _NEW = Tags(hashed="if changed")  # sweeps of older versions keep their ids
 _OUTER = "outer_optimizer", "outer_precision", "outer_fragments", "outer_delay"

@@ -81,6 +81,10 @@ class PipelineSpec(StrategySpec):
         """The names in `cut`, if it has names."""
         return self.cut.split(",") if self.cut and self.cut not in WAYS else []
 
+    def count_parts(self) -> int:
+        """Return how many micro-batches a batch is cut into."""
+        return self.parts
+
     @property
     def parts(self) -> int:
         """How many micro-batches a batch is cut into."""

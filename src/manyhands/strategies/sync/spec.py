@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from manyhands.config.all_reduces import check_allreduce
 from manyhands.config.parse import parse_compress
 from manyhands.config.strategy_spec import Exposure, StrategySpec, Supports
 from manyhands.errors import ConfigError
@@ -44,7 +45,8 @@ class SyncSpec(StrategySpec):
         return "sum"
 
     def check_options(self) -> None:
-        """Refuse an unknown compression, and an all-reduce that it would not use."""
+        """Refuse an unknown all-reduce or compression, and an all-reduce that is not used."""
+        check_allreduce(self.allreduce)
         kind, _ = parse_compress(self.compress)
         if kind not in ("none", "powersgd") and self.allreduce != "auto":
             raise ConfigError(

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.all_reduces import all_reduce_option, check_allreduce
+from manyhands.config.all_reduces import all_reduce_option
 from manyhands.config.declare import Tags, option
 from manyhands.strategies.strategy import Strategy
 from manyhands.strategies.sync.spec import SyncSpec
@@ -65,7 +65,6 @@ class Sync(SyncSpec, Strategy, Checkpointable):
     )
 
     def __post_init__(self) -> None:
-        check_allreduce(self.allreduce)
         self.check_options()
 
     def prepare(self, worker: Worker) -> None:

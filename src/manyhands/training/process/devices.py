@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from manyhands.comm.staging import StagedComm
+from manyhands.config.all_reduces import chosen_all_reduce
 from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.errors import ConfigError
 from manyhands.launch.host import hostname, kernel_id
@@ -74,7 +75,7 @@ def _gpu_group(config: RunConfig, group: Communicator, device: torch.device) -> 
             f"comm is 'torch:nccl', but {len(taken)} workers share GPUs on {taken[0][0]}; NCCL "
             "needs one for each: leave comm out, or use fewer workers"
         )
-    free = config.comm == "auto" and getattr(config.strategy, "allreduce", "auto") == "auto"
+    free = config.comm == "auto" and chosen_all_reduce(config.strategy) == "auto"
     wanted = config.comm == "torch:nccl" or (free and alone and group.size > 1)
     if not wanted or not torch.distributed.is_nccl_available():
         return StagedComm(group)

@@ -21,7 +21,7 @@ _ROUNDING = 1e-3  # relative difference of two losses that rounding may explain
 def count_pieces(config: RunConfig) -> int:
     """Return into how many parts a run splits the examples of one update."""
     split = 1 if config.strategy.supports.whole_batches else config.workers
-    return split * config.accumulate * int(getattr(config.strategy, "parts", 1))
+    return split * config.accumulate * config.strategy.count_parts()
 
 
 def compare_halves(replica: Replica, batch: tuple[Tree, Tree]) -> tuple[float, float] | None:

@@ -38,8 +38,16 @@ class Group:
     def barrier(self):
         pass
 
+    def broadcast(self, vector):
+        pass
+
     def exchange(self, vector, received):
         pass
+
+    def split(self, colour):
+        part = Group()
+        part.gather = lambda mine: [[0, 1], [1, mine[1]]]  # of the first two
+        return part
 
 
 def tracers(folder, count=2, *, matched=True):
@@ -102,6 +110,49 @@ def test_exchanges_between_two_workers_need_not_be_equally_many(tmp_path):
     second.barrier()
     with pytest.raises(WorkerError, match="workers make different calls"):
         (second.allreduce(torch.zeros(3)), first.exchange(torch.zeros(3), {}), first.barrier())
+
+
+def test_a_group_that_was_split_off_is_compared_on_its_own(tmp_path):
+    (_, first), (_, second), (_, third) = tracers(tmp_path, 3)
+    one, other = first.split(0), second.split(0)
+    third.split(1)
+    for _ in range(3):  # without the third
+        one.allreduce(torch.zeros(3))
+        other.allreduce(torch.zeros(3))
+    for group in (first, second, third):
+        group.barrier()
+    one.allreduce(torch.zeros(3))
+    with pytest.raises(WorkerError, match="rank 0: allreduce of 3 numbers, step 0; rank 1: barr"):
+        other.barrier()
+    rows = json.loads((tmp_path / calls.MISMATCH).read_text())
+    assert [(row["rank"], row["state"]) for row in rows] == [(0, "waits"), (1, "waits")]
+
+
+def test_two_that_wait_for_each_other_in_two_groups_are_refused(tmp_path):
+    (one, first), (_, second) = tracers(tmp_path)
+    part, _ = first.split(0), second.split(0)
+    part.allreduce(torch.zeros(3))
+    one.log.at[0, 1] = 1  # still inside
+    with pytest.raises(WorkerError, match="rank 0: allreduce of 3 numbers, step 0; rank 1: barr"):
+        second.barrier()
+
+
+def test_a_call_that_needs_not_wait_is_no_reason_to_refuse_one_of_another_group(tmp_path):
+    (one, first), (_, second) = tracers(tmp_path)
+    part, _ = first.split(0), second.split(0)
+    part.broadcast(torch.zeros(3))
+    one.log.at[0, 1] = 1
+    second.allreduce(torch.zeros(3))
+    assert second.sums == 1
+
+
+def test_a_call_of_a_group_that_was_split_off_is_logged(tmp_path):
+    ((_, first), _) = tracers(tmp_path)
+    part = first.split(0)
+    part.allreduce(torch.zeros(3))
+    log = CallLog(tmp_path, 2)
+    log.at[0, 1] = 1
+    assert (log.row(0)["state"], log.row(0)["call"]) == ("waits", "allreduce of 3 numbers")
 
 
 def test_the_log_says_who_waits_and_who_computes(tmp_path):
@@ -195,7 +246,8 @@ def evidence_of(subject, **params):
     for trial in evidence.trials:
         record = {"config": {"workers": trial.workers}, "workers": [], "result": {"loss": 0.4}}
         record["workers"] = [{"operations": {}}] * trial.workers
-        final = np.array(params.get(trial.name, [1.0, 2.0]))
+        expected = [1.0, 2.0] if trial.changed is None else [1.0, 3.0]
+        final = np.array(params.get(trial.name, expected))
         evidence.outcomes[trial.name] = Outcome(record, final, [{"step": 1, "loss": 1.4}])
         rows = [{"kind": "step", "step": 1, "params": "a", "moved": False, "state": {}}]
         rows.append({"kind": "end", "changed": []})
@@ -228,6 +280,14 @@ def test_other_parameters_fail_the_aspect_that_they_are_of(sync, trial, aspect):
     found = judged(evidence_of(sync, **{trial: [1.0, 2.5]}), sync)
     assert found[aspect].status == "fail"
     assert "0.5" in found[aspect].details[0]
+
+
+def test_a_worker_whose_examples_change_nothing_is_named(sync):
+    found = judged(evidence_of(sync, other1=[1.0, 2.0]), sync)
+    assert found["data"].status == "fail"
+    assert (
+        "2 workers, rank 1 with other examples: the result is the same" in found["data"].details[0]
+    )
 
 
 def test_rounding_is_no_difference(sync):
@@ -289,6 +349,26 @@ def test_survivors_that_stop_break_a_claim():
     assert "the others do not go on: all ended" in judged(evidence, subject)["killed"].details[0]
     evidence.outlived = Killed(3, 1, 1.0, None, [], lost=True)
     assert judged(evidence, subject)["killed"].status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "left"),
+    [
+        ("sync", (2,), {"one", "sends"}),
+        ("sync", (1,), {"several", "identical", "data", "sends"}),
+        (
+            "hogwild",
+            (1, 2),
+            {"bits", "consensus", "data", "identical", "one", "several", "sends", "own"},
+        ),
+    ],
+)
+def test_what_is_not_tried_is_not_required(name, sizes, left):
+    subject = Subject(name, {}, sizes)
+    assert (
+        set(ASPECTS) - set(Judge(subject, evidence_of(subject), expect_equal=False).required)
+        == left
+    )
 
 
 def test_workers_that_do_not_step_together_promise_fewer_things():

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,31 +26,33 @@ from manyhands.launch.files import PACKAGE
 FILE, MISMATCH = "calls", "mismatch.json"
 COLLECTIVE = (
     "allreduce", "allreduce_through", "broadcast", "sum", "maximum", "begin_maximum", "gather",
-    "barrier",
+    "barrier", "split",
 )  # fmt: skip
 PAIRWISE = ("exchange", "exchange_parts")
 _SIZED = ("allreduce", "allreduce_through", "broadcast", "sum", "maximum", "begin_maximum")
+_LOOSE = ("broadcast", "begin_maximum")  # may end before all have begun
 _OURS = " (by manyhands, between two steps or at the end)"  # where no line of the user's runs
-_SLOTS, _WIDTH = 64, 600  # calls that are remembered, and bytes of each
-MOST = 1_000_000  # calls of a trial
+_SLOTS, _WIDTH = 64, 600  # calls of a group that are remembered, and bytes of each
+_GROUPS = 8  # of a trial whose calls are compared: the whole, and those that `split` made first
+MOST = 1_000_000  # calls of a group in a trial
 
 
 class CallLog:
     """The last calls of every process, in memory that they share.
 
-    A collective call's number counts from `MOST` times the trial's. Calls between two workers need
-    not be equally many everywhere, and count downwards. `at` has, for each process, the number of
-    its last call, and 1 while it is inside.
+    A collective call's number counts from `MOST` times the trial's and the group's. Calls between
+    two workers need not be equally many everywhere, and count downwards. `at` has, for each
+    process, the number of its last call, and 1 while it is inside.
     """
 
     def __init__(self, folder: Path, size: int, *, create: bool = False) -> None:
-        path, words = folder / FILE, size * (3 + _SLOTS)
+        path, words = folder / FILE, size * (3 + _GROUPS * _SLOTS)
         if create:
-            path.write_bytes(bytes(8 * words + size * (1 + _SLOTS) * _WIDTH))
-        table = np.memmap(path, np.int64, "r+", shape=(size, 3 + _SLOTS))
+            path.write_bytes(bytes(8 * words + size * (1 + _GROUPS * _SLOTS) * _WIDTH))
+        table = np.memmap(path, np.int64, "r+", shape=(size, 3 + _GROUPS * _SLOTS))
         self.at, self._numbers = table[:, :2], table[:, 2:]
         self._texts = np.memmap(
-            path, np.uint8, "r+", offset=8 * words, shape=(size, 1 + _SLOTS, _WIDTH)
+            path, np.uint8, "r+", offset=8 * words, shape=(size, 1 + _GROUPS * _SLOTS, _WIDTH)
         )
 
     def enter(self, rank: int, number: int, call: dict[str, Any]) -> None:
@@ -92,7 +95,23 @@ class CallLog:
 
 
 def _slot(number: int) -> int:
-    return _SLOTS if number < 0 else number % _SLOTS
+    """Return where a call is remembered: each group has a ring, and exchanges have one place."""
+    return 0 if number < 0 else 1 + number // MOST % _GROUPS * _SLOTS + number % _SLOTS
+
+
+@dataclass
+class Group:
+    """A group of processes whose calls are traced.
+
+    Attributes:
+        index: 0 for the whole; of one that `split` made, what none of its members has used.
+        members: The ranks of its processes in the whole.
+        calls: How many calls this process has begun.
+    """
+
+    index: int
+    members: Sequence[int]
+    calls: int = 0
 
 
 class Tracer:
@@ -109,59 +128,80 @@ class Tracer:
         self.log, self.folder, self.rank, self.note = log, folder, rank, note
         self.step: Callable[[], int] = lambda: 0
         self.files: tuple[str, ...] = ()  # which are the user's, even inside of the package
-        self.number, self.between, self.matched, self.size = 0, 0, False, 1
+        self.groups: dict[int, Group] = {}
+        self.trial, self.between, self.matched, self.size = 0, 0, False, 1
 
     def begin(self, trial: int, size: int, *, matched: bool) -> None:
         """Begin a trial; with `matched` all processes must make the same calls."""
-        self.number, self.size, self.matched = (trial + 1) * MOST, size, matched
+        self.trial, self.groups, self.size, self.matched = trial, {}, size, matched
         self.step = lambda: 0
 
     def attach(self, group: Any) -> None:
-        """Log the calls of a group."""
+        """Log the calls of the whole group of a trial, and of those that it is split into."""
+        self._attach(group, Group(0, range(self.size)))
+
+    def _attach(self, group: Any, traced: Group) -> None:
+        self.groups[traced.index] = traced
         for name in (*COLLECTIVE, *PAIRWISE):
             if method := getattr(group, name, None):
-                setattr(group, name, self._traced(name, method))
+                setattr(group, name, self._traced(name, method, traced))
 
-    def _traced(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _traced(self, name: str, method: Callable[..., Any], group: Group) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._enter(name, args)
+            self._enter(name, args, group)
             try:
-                return method(*args, **kwargs)
+                result = method(*args, **kwargs)
+                if name == "split":
+                    members = result.gather([self.rank, max(self.groups) + 1])
+                    index = max(unused for _, unused in members)
+                    self._attach(result, Group(index, [rank for rank, _ in members]))
+                return result
             finally:
                 self.log.leave(self.rank)
                 self.note(self.step(), "gradient")
 
         return call
 
-    def _enter(self, name: str, args: Sequence[Any]) -> None:
+    def _enter(self, name: str, args: Sequence[Any], group: Group) -> None:
         count = int(np.prod(np.shape(args[0]))) if name in _SIZED else -1
         about = name if count < 0 else f"{name} of {count} number{'' if count == 1 else 's'}"
         step, place = self.step(), self._place()
         about += "" if place else _OURS
         call = {"call": about, "step": step, "place": place}
         self.note(step, "exchange")
-        if name in PAIRWISE:
+        if name in PAIRWISE or group.index >= _GROUPS:
             self.between -= 1
             self.log.enter(self.rank, self.between, call)
             return
-        self.number += 1
-        self.log.enter(self.rank, self.number, call)
+        group.calls += 1
+        number = ((self.trial + 1) * _GROUPS + group.index) * MOST + group.calls
+        self.log.enter(self.rank, number, call)
         if self.matched:
-            self._compare(call)
+            self._compare(call, number, group.members)
 
-    def _compare(self, call: dict[str, Any]) -> None:
-        """Refuse a call that is not that of the others."""
-        for other in range(self.size):
-            theirs = self.log.read(other, self.number)
-            if theirs and any(theirs[key] != call[key] for key in ("call", "step")):
-                self._refuse()
+    def _compare(self, call: dict[str, Any], number: int, members: Sequence[int]) -> None:
+        """Refuse a call that is not that of the others in its group, or waits for one who waits."""
+        for other in members:
+            theirs = self.log.read(other, number)
+            differs = theirs and any(theirs[key] != call[key] for key in ("call", "step"))
+            if differs or (theirs is None and self._waits_for_us(other)):
+                self._refuse(number, members)
 
-    def _refuse(self) -> None:
-        """End the run with where each process is."""
+    def _waits_for_us(self, other: int) -> bool:
+        """Say whether a process is in a call of another group that this process has not begun."""
+        number, inside = map(int, self.log.at[other])
+        group, call = self.groups.get(number // MOST % _GROUPS), self.log.read(other, number)
+        if not (inside and group and call) or number // MOST // _GROUPS != self.trial + 1:
+            return False
+        waits = call["call"].split()[0] not in _LOOSE
+        return waits and other in group.members and group.calls < number % MOST
+
+    def _refuse(self, number: int, members: Sequence[int]) -> None:
+        """End the run with where each process of a group is."""
         rows = []
-        for rank in range(self.size):
-            here = self.log.read(rank, self.number)
-            rows.append(self.log.row(rank, self.number if here else None))
+        for rank in members:
+            here = self.log.read(rank, number)
+            rows.append(self.log.row(rank, number if here else None))
         with suppress(FileExistsError), (self.folder / MISMATCH).open("x") as file:
             json.dump(rows, file)
         calls = "; ".join(

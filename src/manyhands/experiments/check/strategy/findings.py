@@ -15,7 +15,7 @@ from manyhands.errors import DivergedError
 from manyhands.experiments.check.findings import Finding
 from manyhands.experiments.check.strategy.supervision import Evidence, Failure, Killed
 from manyhands.experiments.check.strategy.traffic import compare_cost, list_traffic
-from manyhands.experiments.check.strategy.trials import Subject
+from manyhands.experiments.check.strategy.trials import Subject, needs_every_worker
 from manyhands.strategies.strategy import Strategy
 from manyhands.worker.abilities import Checkpointable, SplitsModel
 
@@ -26,13 +26,14 @@ ASPECTS = {
     "learns": "learns: the loss is finite, and clearly smaller at the end",
     "bits": "the same seed gives the same bits",
     "consensus": "consensus is the same on all workers, and changes nothing",
+    "data": "every worker's data reaches the result",
     "identical": "all workers hold the same parameters after every step",
     "one": "one worker ends where sequential ends",
     "several": "several workers end where sequential ends",
     "resumes": "a resumed run ends with the bits of one that was not interrupted",
     "killed": "if a worker is killed, the run ends, names it, and leaves no process behind",
     "sends": "sends what its cost says",
-    "own": "leaves data and options as they are",
+    "own": "leaves data, options and the optimizer's settings as they are",
 }
 _BASES = (StrategySpec, Strategy, Checkpointable)  # no place in them is the user's
 _ENOUGH = 0.8  # of the loss at the start, at the most, is left at the end
@@ -56,14 +57,17 @@ class Judge:
         self.found["definition"].status = "pass"
         exact = facts.together and facts.deterministic
         equal = facts.equals_one or expect_equal
+        several = subject.several > 1
         claims = {
             "bits": exact,
             "consensus": facts.together,
-            "identical": facts.identical,
-            "one": equal,
-            "several": equal,
-            "resumes": facts.resume and exact,
-            "sends": self.strategy.cost(subject.several) is not None,
+            "data": needs_every_worker(subject),
+            "identical": facts.identical and several,
+            "one": equal and 1 in subject.sizes,
+            "several": equal and several,
+            "resumes": facts.resume,
+            "sends": several and self.strategy.cost(subject.several) is not None,
+            "own": not facts.shares_memory,
         }
         self.required = [aspect for aspect in ASPECTS if claims.get(aspect, True)]
         self.splits = issubclass(self.kind, SplitsModel)
@@ -72,12 +76,14 @@ class Judge:
         """Return a finding for each aspect."""
         self._judge_identity()
         self._judge_learning()
-        if self.evidence.failure:
-            self._judge_failure(self.evidence.failure)
-        elif self.found["completes"].status == "not checked":
+        failure = self.evidence.failure
+        if failure:
+            self._judge_failure(failure)
+        if failure is None or failure.trial.resumes:
             self._pass("completes", cases=len(self.evidence.trials))
         self._judge_bits()
         self._judge_consensus()
+        self._judge_data()
         self._judge_equality()
         self._judge_resuming()
         self._judge_killed()
@@ -115,10 +121,11 @@ class Judge:
 
     def _judge_failure(self, failure: Failure) -> None:
         text = f"{failure.trial.text}: {_shorten(str(failure.error))}"
-        if isinstance(failure.error, DivergedError):
-            self._fail("learns", text, "step")
+        aspect = "resumes" if failure.trial.resumes else "completes"
+        if isinstance(failure.error, DivergedError) and aspect == "completes":
+            self._fail("learns", text.partition("; the strategy is ")[0], "step")
         elif _DIFFER not in str(failure.error) or self.found["identical"].status != "fail":
-            own = self.found["completes"]
+            own = self.found[aspect]
             own.fail(text if self._names_line(text) else f"{text} ({self._place('step')})")
             own.ranks, own.cases = failure.ranks, 1
 
@@ -221,6 +228,23 @@ class Judge:
             else:
                 self._pass("consensus")
 
+    def _judge_data(self) -> None:
+        """Compare runs, in each of which one worker has other examples, with one without."""
+        if "data" not in self.required:
+            alone = self.subject.several == 1
+            self._note("data", "there is one worker" if alone else "its bits depend on timing")
+            return
+        if self.found["bits"].status != "pass":
+            return
+        for trial in self.evidence.trials:
+            if trial.changed is None or trial.name not in self.evidence.outcomes:
+                continue
+            if self._differs(self._base(), trial.name):
+                self._pass("data")
+            else:
+                what = "the result is the same, bit for bit"
+                self._fail("data", f"{trial.text}: {what}", "step")
+
     def _judge_equality(self) -> None:
         for name, apart in self.differences().items():
             aspect = "one" if name == 1 else "several"
@@ -248,12 +272,13 @@ class Judge:
         if not self.facts.resume:
             self._note("resumes", "it does not resume: its supports has no resume")
             return
-        base, exact = self._base(), "resumes" in self.required
+        base, exact = self._base(), "bits" in self.required
         if not {base, "resumed"} <= self.evidence.outcomes.keys():
             return
-        if not exact or self.found["bits"].status != "pass":
-            if not exact:
-                self._note("resumes", "it resumes; its bits depend on timing")
+        if not exact:
+            self._note("resumes", "it resumes; its bits depend on timing")
+        elif self.found["bits"].status != "pass":
+            return
         elif apart := self._differs(base, "resumed"):
             lost = self._lost_state()
             what = f"; {lost} is not what it was at the checkpoint" if lost else ""
@@ -327,6 +352,8 @@ class Judge:
                         return
         if ended:
             self._pass("own")
+        elif self.facts.shares_memory:
+            self._note("own", "runs whose workers share memory are not observed")
 
 
 def refuse(kind: Any, message: str) -> dict[str, Finding]:

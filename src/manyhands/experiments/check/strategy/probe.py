@@ -16,6 +16,7 @@ from manyhands.config.options import flatten
 from manyhands.config.strategy_definition import option_values
 from manyhands.experiments.check.strategy.calls import Tracer
 from manyhands.experiments.check.strategy.trials import PROBE
+from manyhands.worker.abilities import SplitsModel
 
 
 class Probe:
@@ -30,10 +31,11 @@ class Probe:
         self._file: TextIO | None = None
         self._worker: Any = None
         self._before: dict[str, str] = {}
-        self._place = 0
+        self._place, self._other = 0, False
 
-    def begin(self, folder: Path, rank: int) -> None:
-        """Begin a trial."""
+    def begin(self, folder: Path, rank: int, *, other_examples: bool = False) -> None:
+        """Begin a trial, in which the worker may train on other examples."""
+        self._other = other_examples
         folder.mkdir(parents=True, exist_ok=True)
         self._file, self._worker = (folder / PROBE.format(rank)).open("w"), None
 
@@ -41,7 +43,7 @@ class Probe:
         """End a trial: say whether data and configuration are what they were."""
         if self._worker is not None:
             after = _things(self._worker)
-            changed = [name for name, digest in self._before.items() if after[name] != digest]
+            changed = [name for name, digest in self._before.items() if after.get(name) != digest]
             self.write({"kind": "end", "changed": changed})
         self.entered, self._worker = False, None
         if self._file:
@@ -58,6 +60,8 @@ class Probe:
         prepare = kind.prepare
 
         def prepared(strategy: Any, worker: Any) -> None:
+            if self._other:
+                _change_examples(worker.data.train)
             self._attach(worker)
             self._observe(strategy)
             prepare(strategy, worker)
@@ -105,6 +109,12 @@ class Probe:
         )
 
 
+def _change_examples(split: Any) -> None:
+    """Let a split give other examples of its own: the last in place of the first, and so on."""
+    given = split.batch
+    split.batch = lambda indices: given(len(split) - 1 - indices)
+
+
 def _things(worker: Any) -> dict[str, str]:
     """Return digests of what a strategy must leave alone."""
     found = {}
@@ -113,7 +123,25 @@ def _things(worker: Any) -> dict[str, str]:
             x, y = split.batch(np.arange(len(split)))
             found[f"the {part} data"] = digest_of(x) + digest_of(y)
     options = {**flatten(worker.config), **option_values(worker.config.strategy)}
-    return found | {f"the option {name}": repr(value) for name, value in options.items()}
+    found |= {f"the option {name}": repr(value) for name, value in options.items()}
+    found |= {f"the optimizer's {name}": text for name, text in _hyperparameters(worker).items()}
+    if not isinstance(worker.config.strategy, SplitsModel):  # whose parts draw by the example
+        found["the seed of torch"] = repr(torch.initial_seed())
+    return found
+
+
+def _hyperparameters(worker: Any) -> dict[str, str]:
+    """Return what the optimizer's groups say beside their parameters; of a rate, what is scheduled.
+
+    A schedule sets the rate before each update, as a factor of the initial one.
+    """
+    groups = [dict(group) for group in getattr(worker.optimizer, "param_groups", ())]
+    for group in groups:
+        rate = group.pop("initial_lr", group.get("lr"))
+        if worker.computation.rate:
+            group["lr"] = rate
+    names = sorted({name for group in groups for name in group} - {"params"})
+    return {name: repr([group.get(name) for group in groups]) for name in names}
 
 
 def digest_of(tensor: Any) -> str:

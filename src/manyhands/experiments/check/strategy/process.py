@@ -36,12 +36,14 @@ class Process:
         self.probe = Probe(self.tracer)
         threading.Thread(target=self._live, daemon=True).start()
 
-    def run(self) -> None:
-        """Run all trials in turn."""
+    def run(self, *, resumed: bool) -> None:
+        """Run the trials that resume, or all others, in turn."""
         kind = self.subject.kind
         self.probe.install(kind)
         self.tracer.files = (sys.modules[kind.__module__].__file__ or "",)
         for number, trial in enumerate(list_trials(self.subject)):
+            if bool(trial.resumes) != resumed:
+                continue
             self._meet()
             size = 1 if trial.reference else self.subject.strategy.processes(trial.workers)
             part = self.comm.Split(int(self.comm.rank >= size), self.comm.rank)
@@ -62,7 +64,12 @@ class Process:
         place = self.output / (trial.resumes or trial.name)
         options = {**self.subject.fit_options(trial), "mpi": "auto"}
         options["resume" if trial.resumes else "output"] = str(place)
-        self.probe.begin(self.output / f"{trial.name}-probes", group.rank)
+        followed = self.subject.strategy.follows(group.rank, trial.workers)
+        self.probe.begin(
+            self.output / f"{trial.name}-probes",
+            group.rank,
+            other_examples=followed == trial.changed,
+        )
         try:
             run = agree(group, lambda: setup.planned_run(**options))
             run.join(group, chosen=True, progress=False)
@@ -104,14 +111,14 @@ def main(folder: Path) -> None:
 
     comm = MPI.COMM_WORLD
     plan = json.loads((folder / PLAN).read_text())
-    output = Path(plan.pop("output"))
+    output, resumed = Path(plan.pop("output")), plan.pop("resumed")
     subject = Subject(**{**plan, "sizes": tuple(plan["sizes"])})
     board = Board(folder / BOARD_FILE, comm.size)
     board.announce(comm.rank)
     redirect_output(output, comm.rank)
     board.enter(comm.rank)
     try:
-        Process(folder, comm, subject, output).run()
+        Process(folder, comm, subject, output).run(resumed=resumed)
         if comm.rank == 0:
             (output / RECORD).write_text(json.dumps({"status": "finished"}))
     except BaseException as error:

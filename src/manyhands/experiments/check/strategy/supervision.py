@@ -33,6 +33,7 @@ from manyhands.launch.signals import raise_on_signals
 from manyhands.launch.spec import LaunchSpec
 from manyhands.training import setup
 
+GROUPS = ("group", "resumed")  # folders
 _MODULE = "manyhands.experiments.check.strategy.process"
 _SIGNAL = 128  # exit codes from here on are of signals
 _KILLED_STEP = 10
@@ -126,7 +127,7 @@ def gather_evidence(subject: Subject) -> Evidence:
         except ManyhandsError as error:
             _explain(evidence, error, subject, folder, output)
         _collect(evidence, output)
-    if evidence.failure is None:
+    if evidence.failure is None or evidence.failure.trial.resumes:
         workers = subject.several
         evidence.killed = kill_worker(subject, workers, "stop")
         if subject.strategy.supports.outlives and workers > 1:
@@ -139,10 +140,18 @@ def gather_evidence(subject: Subject) -> Evidence:
 
 
 def _run_in_group(subject: Subject, evidence: Evidence, folder: Path, output: Path) -> None:
-    """Run the trials one after the other in one group of processes."""
-    place = folder / "group"
+    """Run the trials one after the other in one group of processes.
+
+    Runs resume in another group: what a module keeps in globals is gone, as it is for users.
+    """
+    for resumed in sorted({bool(trial.resumes) for trial in evidence.trials}):
+        _run_group(subject, folder / GROUPS[resumed], output, resumed=resumed)
+
+
+def _run_group(subject: Subject, place: Path, output: Path, *, resumed: bool) -> None:
+    """Run the trials that resume, or all others."""
     place.mkdir()
-    plan = {**asdict(subject), "output": str(output)}
+    plan = {**asdict(subject), "output": str(output), "resumed": resumed}
     (place / PLAN).write_text(json.dumps(plan))
     calls.CallLog(place, subject.processes, create=True)
     spec = LaunchSpec(
@@ -208,11 +217,12 @@ def _explain(
     if trial.reference:
         raise LaunchError(f"the processes failed before the strategy ran: {error}") from error
     evidence.failure = Failure(trial, error)
-    mismatch = folder / "group" / calls.MISMATCH
+    place = folder / GROUPS[bool(trial.resumes)]
+    mismatch = place / calls.MISMATCH
     if mismatch.exists():
         evidence.failure.ranks = json.loads(mismatch.read_text())
     elif str(error).startswith("no word for"):
-        evidence.failure.ranks = _find_stuck(subject, trial, str(error), folder / "group")
+        evidence.failure.ranks = _find_stuck(subject, trial, str(error), place)
 
 
 def _has_ended(folder: Path, trial: Trial) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ class Trial:
         options: What differs from the others.
         reference: Whether `sequential` trains it, and not the strategy.
         resumes: The folder of the run that it resumes.
+        changed: The worker that has other examples than in all other trials; None: none has.
     """
 
     name: str
@@ -34,12 +35,14 @@ class Trial:
     options: Mapping[str, Any]
     reference: bool = False
     resumes: str = ""
+    changed: int | None = None
 
     @property
     def text(self) -> str:
         """The trial in words."""
         group = "one worker" if self.workers == 1 else f"{self.workers} workers"
-        return f"{group}{', resumed' if self.resumes else ''}"
+        other = "" if self.changed is None else f", rank {self.changed} with other examples"
+        return f"{group}{', resumed' if self.resumes else ''}{other}"
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,18 @@ class Subject:
         }
 
 
+def needs_every_worker(subject: Subject) -> bool:
+    """Say whether a worker's examples must change the result's bits, and nothing else does."""
+    facts = subject.strategy.supports
+    exact = facts.together and facts.deterministic and not facts.shares_memory
+    return exact and subject.several > 1
+
+
 def list_trials(subject: Subject) -> list[Trial]:
-    """Return all trials, in the order in which they run: the plainest first."""
+    """Return all trials, in the order in which they run: the plainest first.
+
+    Those that resume come last: they run in processes of their own.
+    """
     facts, several = subject.strategy.supports, subject.several
     found = [Trial("reference", 1, {}, reference=True)]
     found += [Trial("one", 1, {})] if 1 in subject.sizes else []
@@ -117,6 +130,9 @@ def list_trials(subject: Subject) -> list[Trial]:
     if facts.resume:
         half = {"checkpoint_every": f"{HALF}steps", "max_steps": HALF}
         found.append(Trial("half", base, half))
+    if needs_every_worker(subject):
+        found += [Trial(f"other{rank}", base, {}, changed=rank) for rank in range(base)]
+    found += [Trial(f"P{size}", size, {}) for size in subject.sizes if size > several]
+    if facts.resume:
         found.append(Trial("resumed", base, {"max_steps": STEPS}, resumes="half"))
-    larger: Sequence[int] = [size for size in subject.sizes if size > several]
-    return found + [Trial(f"P{size}", size, {}) for size in larger]
+    return found
