@@ -230,12 +230,13 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", committed_records.readable())
-def test_a_title_promises_no_strategy_that_is_not_there(name: str) -> None:
+def test_title_and_question_promise_no_strategy_that_is_not_there(name: str) -> None:
     found = _summary([committed_records.packed(name)])
     there = {run.strategy for run in found.loaded.runs}
     for source in found.loaded.sources:
-        promised = {s for word, s in NAMED.items() if word in source.title.lower()}
-        assert promised <= there, source.title
+        words = f"{source.title} {source.question}".lower()
+        promised = {s for word, s in NAMED.items() if word in words}
+        assert promised <= there, words
 
 
 def test_the_epsilon_stated_first_is_that_of_the_leader() -> None:
