@@ -81,24 +81,42 @@ def probability(
     what: str, mine: Sequence[Record], theirs: Sequence[Record], more: Mapping[str, Any]
 ) -> float:
     """Return the p-value of Welch's test, or within rounds of the paired one, corrected."""
-    first, second = (in_turn(side, what, more) for side in (mine, theirs))
-    paired = "second" in what and len(mine) > 2 and took_turns(mine, theirs)
-    if paired and len(mine) == len(first) == len(second):
-        assert more["rounds"] == len(first)
+    whole = [in_turn(side, what, more) for side in (mine, theirs)]
+    complete = [len(values) for values in whole] == [len(mine), len(theirs)]
+    turns = rounds(mine, theirs) if "second" in what and complete else []
+    if len(turns) > 2:
+        assert more["rounds"] == len(turns)
+        first, second = (in_turn(side, what, more) for side in zip(*turns, strict=True))
         p = one_sample([a - b for a, b in zip(first, second, strict=True)])
     else:
         assert "rounds" not in more
-        p = welch(first, second)
+        p = welch(*whole)
     return min(1.0, p * more["comparisons"])
 
 
-def took_turns(one: Sequence[Record], other: Sequence[Record]) -> bool:
-    """Say whether the n-th repeat of both began before the next of either."""
-    if len(one) != len(other) or not all(run.get("started") for run in (*one, *other)):
-        return False
-    first, second = (sorted(run["started"] for run in side) for side in (one, other))
-    ends = zip(first[:-1], second[:-1], first[1:], second[1:], strict=True)
-    return len(one) > 1 and all(max(a, b) < min(c, d) for a, b, c, d in ends)
+def rounds(one: Sequence[Record], other: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Return the repeats of each round; none if some round began before the last one was over.
+
+    The repeats are matched by their order; by their seeds where one side has fewer.
+    """
+    sides = [sorted(side, key=lambda run: run.get("started") or "") for side in (one, other)]
+    if len(one) != len(other):
+        seeds = [[run["config"].get("seed") for run in side] for side in sides]
+        if any(len(set(each)) < len(each) for each in seeds):
+            return []
+        both = [seed for seed in seeds[0] if seed in seeds[1]]
+        sides = [
+            [side[each.index(seed)] for seed in both]
+            for side, each in zip(sides, seeds, strict=True)
+        ]
+    found = list(zip(*sides, strict=True))
+    starts = [run.get("started") for pair in found for run in pair]
+    if len(found) < 2 or not all(starts):
+        return []
+    kept = all(
+        max(starts[i : i + 2]) < min(starts[i + 2 : i + 4]) for i in range(0, len(starts) - 2, 2)
+    )
+    return found if kept else []
 
 
 def in_turn(side: Sequence[Record], what: str, more: Mapping[str, Any]) -> list[float]:
@@ -124,16 +142,12 @@ def quotient(
 ) -> float:
     """Return the value of some repeats divided by that of others, or an end of its range."""
     first, second = (
-        [
-            v
-            for run in sorted(side, key=lambda r: r.get("started") or "")
-            if (v := one(run, what, more)) is not None
-        ]
-        for side in (mine, theirs)
+        [v for run in side if (v := one(run, what, more)) is not None] for side in (mine, theirs)
     )
     complete = (len(first), len(second)) == (len(mine), len(theirs))
-    if complete and (mine == theirs or took_turns(mine, theirs)):
-        found = [a / b for a, b in zip(first, second, strict=True)]
+    turns = list(zip(mine, mine, strict=True)) if mine == theirs else rounds(mine, theirs)
+    if complete and turns:
+        found = [one(a, what, more) / one(b, what, more) for a, b in turns]
         middle = statistics.median(found)
     else:
         found = [a / b for a in first for b in second]
@@ -143,7 +157,8 @@ def quotient(
 
 def enough(mine: Sequence[Record], theirs: Sequence[Record], more: Mapping[str, Any]) -> float:
     """Return the least number of repeats with which the test would tell two sides apart."""
-    first, second = (in_turn(side, more["measure"], more) for side in (mine, theirs))
+    sides = zip(*rounds(mine, theirs), strict=True) if "rounds" in more else (mine, theirs)
+    first, second = (in_turn(side, more["measure"], more) for side in sides)
     gap = statistics.fmean(first) - statistics.fmean(second)
     for n in range(min(len(first), len(second)) + 1, 21):
         if "rounds" in more:

@@ -10,12 +10,9 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from manyhands.report.records.archive import unpacked
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = (
@@ -41,7 +38,6 @@ def make_entry(name: str) -> Entry:
     Raises:
         ValueError: There is no report, for the reason that `manyhands report` gives.
     """
-    experiment = tomllib.loads((ROOT / f"experiments/{name}.toml").read_text())
     archive = ROOT / f"docs/records/{name}.tar.xz"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "manyhands", "report", str(archive), "--output", folder]
@@ -49,15 +45,23 @@ def make_entry(name: str) -> Entry:
         if made.returncode:
             raise ValueError(f"no report of {archive.name}: {made.stderr.strip()}")
         facts = json.loads(Path(folder, "report.json").read_text())
+        asked = _read_header(archive)
         first = facts["sections"][0]["figures"][0]["id"]
         return Entry(
             name,
-            experiment["title"],
-            experiment["question"],
+            asked["title"],
+            asked["question"],
             facts["answer"][0]["text"],
             Path(folder, "report.html").read_text(),
             Path(folder, f"figures/{first}.svg").read_text(),
         )
+
+
+def _read_header(archive: Path) -> dict[str, Any]:
+    """Return the `sweep.json` of a packed record, whose title and question fit what it holds."""
+    with unpacked(archive) as folder:
+        found: dict[str, Any] = json.loads((folder / "sweep.json").read_text())
+        return found
 
 
 @functools.cache  # `make docs-serve` builds at every edit

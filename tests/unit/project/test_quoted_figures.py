@@ -15,6 +15,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from turns import quartiles
 
+from manyhands.report import _summary
+from manyhands.report.sections.answer import answer
+
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 CHOOSE = (DOCS / "how-to" / "choosing-a-strategy.md").read_text(encoding="utf-8")
@@ -195,3 +198,14 @@ def test_every_picture_is_shown_by_a_page_and_exists() -> None:
     pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
     shown = {name for page in pages for name in PICTURE.findall(page.read_text(encoding="utf-8"))}
     assert shown == {path.name for path in (DOCS / "images").iterdir()}
+
+
+def test_the_report_that_readme_shows_is_of_an_undisturbed_measurement() -> None:
+    """The picture advertised a report that says that all its runs were disturbed."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (name,) = re.findall(r"docs/records/([\w-]+)\.tar\.xz`\]\(docs/images/report\.png\)", readme)
+    found = _summary([committed_records.packed(name)])
+    assert not any(run.disturbed for row in found.rows for run in row.runs)
+    words = " ".join(answer(found))
+    assert "disturbed" not in words
+    assert " is fastest: " in words

@@ -13,7 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "tools/docs"))
 import tell_apart
 
+from manyhands.report import _summary
 from manyhands.report.analysis.significance import compare
+from manyhands.report.sections.leader import gains
 
 DOCS = Path(__file__).parents[3] / "docs"
 RESULTS = (DOCS / "results.md").read_text(encoding="utf-8")
@@ -33,9 +35,13 @@ ALIKE = {
 SAID = {  # what the page says of single pairs, with the words
     ("synchronous", "seconds", ("sync", 5), ("sequential", 1)): (True, "Five workers are 2.8"),
     ("synchronous", "seconds", ("sync", 5), ("sync", 4)): (False, "do not tell them from four"),
+    ("hogwild", "seconds", ("hogwild", 3), ("sequential", 1)): (
+        True,
+        "Three workers are 2.2 times as fast as one (p = 0.4 %)",
+    ),
     ("hogwild", "seconds", ("hogwild", 5), ("sequential", 1)): (
-        False,
-        "are too few for the test (p = 7 %)",
+        True,
+        "and five 3.5 times (p = 1.8 %)",
     ),
     **{
         ("sync-scaling", "seconds", ("sync · ring", p), ("sync · mpi", p)): (
@@ -61,7 +67,7 @@ SAID = {  # what the page says of single pairs, with the words
     ),
     ("server-cnn-two-cores", "accuracy", ("server", 12), ("sync", 12)): (
         False,
-        "which three seeds do not tell apart (p = 7 %)",
+        "which three seeds do not tell apart (p = 17 %)",
     ),
     ("balance", "seconds",
      ("sync · balance speed · worker 1 3× slower", 2),
@@ -147,7 +153,27 @@ def test_a_pair_is_told_apart_if_the_page_says_so(
     name, measure, one, other = said
     differ, words = stated
     assert words in section(name)
-    assert tell_apart.verdict(name, measure, row(name, one), row(name, other)).apart == differ
+    verdict = tell_apart.verdict(name, measure, row(name, one), row(name, other))
+    assert verdict.apart == differ
+    if shown := re.search(r"p = ([\d.]+) %", words):
+        digits = len(shown[1].partition(".")[2])
+        assert float(shown[1]) == round(100 * (verdict.p or 1), digits)
+
+
+def test_page_and_report_count_the_same_comparisons_with_one_worker() -> None:
+    """The page said p = 7 % of a speed-up that the report claimed at 1.8 %."""
+    found = _summary([committed_records.packed("hogwild")])
+    assert found.choice is not None
+    by_report = {
+        (f.against, f.runs): f.value for f in gains(found, found.choice).facts if f.how == "p-value"
+    }
+    assert len(by_report) == 4
+    for (base, runs), p in by_report.items():
+        one, other = (
+            next(r for r in tell_apart.rows("hogwild") if tuple(x.where for x in r.runs) == each)
+            for each in (runs, base)
+        )
+        assert tell_apart.verdict("hogwild", "seconds", one, other).p == pytest.approx(p)
 
 
 def test_every_exercise_has_the_time_of_its_record() -> None:

@@ -20,12 +20,27 @@ def ordered(runs: Sequence[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: run.started)
 
 
-def in_turn(one: Sequence[Run], other: Sequence[Run], fewest: int = 2) -> bool:
-    """Say whether each repeat of both configurations began before the next one of either."""
-    times = [[run.started for run in ordered(runs)] for runs in (one, other)]
-    if len(one) != len(other) or len(one) < fewest or not all(map(all, times)):
-        return False
-    return all(max(now) < min(after) for now, after in pairwise(zip(*times, strict=True)))
+def rounds(one: Sequence[Run], other: Sequence[Run], fewest: int = 2) -> list[tuple[Run, Run]]:
+    """Return the repeats of two configurations that took turns, as pairs of one round each.
+
+    Each pair began before the next one. Where one configuration has fewer repeats, the pairs are
+    those of equal seeds. Without so many such pairs the list is empty.
+    """
+    pairs = _matched(ordered(one), ordered(other))
+    times = [[run.started for run in pair] for pair in pairs]
+    if len(pairs) < fewest or not all(map(all, times)):
+        return []
+    return pairs if all(max(now) < min(after) for now, after in pairwise(times)) else []
+
+
+def _matched(one: Sequence[Run], other: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return the repeats of two configurations side by side, in the order in which they began."""
+    if len(one) == len(other):
+        return list(zip(one, other, strict=True))
+    mine, theirs = ({run.config.get("seed"): run for run in side} for side in (one, other))
+    if (len(mine), len(theirs)) != (len(one), len(other)):  # seeds that tell no repeats apart
+        return []
+    return [(run, theirs[seed]) for seed, run in mine.items() if seed in theirs]
 
 
 def ratio(what: str, one: Sequence[Run], other: Sequence[Run]) -> Spread | None:
@@ -34,12 +49,14 @@ def ratio(what: str, one: Sequence[Run], other: Sequence[Run]) -> Spread | None:
     Of repeats that took turns it is the median of the ratios in each round. Otherwise it is the
     ratio of the medians, and the range is that of all pairs of repeats.
     """
-    mine, theirs = (values(what, ordered(runs)) for runs in (one, other))
+    mine, theirs = (values(what, runs) for runs in (one, other))
     if not mine or not theirs or min(theirs) <= 0:
         return None
     complete = (len(mine), len(theirs)) == (len(one), len(other))
-    if complete and (one is other or in_turn(one, other)):
-        return spread(a / b for a, b in zip(mine, theirs, strict=True))
+    pairs = list(zip(one, one, strict=True)) if one is other else rounds(one, other)
+    if complete and pairs:
+        sides = (values(what, side) for side in zip(*pairs, strict=True))
+        return spread(a / b for a, b in zip(*sides, strict=True))
     return Spread(
         statistics.median(mine) / statistics.median(theirs),
         min(mine) / max(theirs),

@@ -33,7 +33,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from manyhands.report.analysis.rounds import in_turn, ordered
+from manyhands.report.analysis.rounds import ordered, rounds
 from manyhands.report.analysis.run_facts import values
 from manyhands.report.analysis.summary import Row
 from manyhands.report.records.runs import Run
@@ -136,7 +136,7 @@ class Verdict:
 def method(rows: Sequence[Row] = ()) -> Sentence:
     """Return the sentence that explains the test; times of interleaved runs have another one."""
     level = fact("level of the test", LEVEL, how="constant", text=percent(LEVEL))
-    turns = any(in_turn(one.runs, other.runs, FEWEST) for one, other in combinations(rows, 2))
+    turns = any(rounds(one.runs, other.runs, FEWEST) for one, other in combinations(rows, 2))
     return say(
         "A difference is claimed if Welch's t-test over the repeats gives p ≤ {level} after "
         "correction for the number of comparisons (Bonferroni); the best must differ from each "
@@ -155,9 +155,8 @@ def compare(
     one: Row, other: Row, measure: str, comparisons: int = 1, **parameters: float
 ) -> Verdict:
     """Test whether two configurations differ in a measure, as one of so many comparisons."""
-    mine, theirs = _sample(one, measure), _sample(other, measure)
-    complete = len(mine) == len(theirs) == len(one.runs)
-    if measure in LOGARITHMIC and complete and in_turn(one.runs, other.runs, FEWEST):
+    mine, theirs, turns = _samples(one, other, measure)
+    if turns:
         p = paired(mine, theirs)
         parameters["rounds"] = len(mine)
     else:
@@ -170,6 +169,20 @@ def compare(
         comparisons=comparisons,
         parameters=parameters,
     )
+
+
+def _samples(one: Row, other: Row, measure: str) -> tuple[list[float], list[float], bool]:
+    """Return what the repeats of two measured, and whether they are in pairs of one round each."""
+    mine, theirs = _sample(one, measure), _sample(other, measure)
+    complete = (len(mine), len(theirs)) == (len(one.runs), len(other.runs))
+    if not complete or measure not in LOGARITHMIC:
+        return mine, theirs, False
+    pairs = rounds(one.runs, other.runs, FEWEST)
+    if not pairs:
+        return mine, theirs, False
+    runs = (*ordered(one.runs), *ordered(other.runs))
+    value = {id(run): sample for run, sample in zip(runs, (*mine, *theirs), strict=True)}
+    return [value[id(a)] for a, _ in pairs], [value[id(b)] for _, b in pairs], True
 
 
 def _sample(row: Row, measure: str) -> list[float]:
@@ -237,9 +250,9 @@ def enough(one: Row, other: Row, found: Verdict) -> int | None:
 
     It takes the difference and the variances to stay what they are.
     """
-    mine, theirs = _sample(one, found.measure), _sample(other, found.measure)
+    mine, theirs, turns = _samples(one, other, found.measure)
     gap = abs(statistics.fmean(mine) - statistics.fmean(theirs))
-    if "rounds" in found.parameters:
+    if turns:
         variance = statistics.variance(a - b for a, b in zip(mine, theirs, strict=True))
         ratio = 1.0
     else:

@@ -55,7 +55,7 @@ def _range(
         return say(words, name=name, value=extreme(what, top, values, True, form))
     pool = [row for row, _ in values]
     return say(
-        "{of} {name} ranges from {least} with {low} to {most} with {top}{hedge}.", name=name,
+        "{of} {name} ranges from {least} for {low} to {most} for {top}{hedge}.", name=name,
         of=_which(summary, what),
         low=who(summary, low), least=extreme(what, low, values, False, form),
         top=who(summary, top), most=extreme(what, top, values, True, form),
@@ -167,7 +167,7 @@ def same(summary: Summary) -> Sentence:
     parts = [_told(row, base, measure, test) for row, measure, test in tests if test.apart]
     if not parts:
         return say(
-            "With {workers}, no time and no accuracy can be told from that of {base}{tests}.",
+            "With {workers}, the repeats tell no time and no accuracy from those of {base}{tests}.",
             workers=facts.workers(base), base=facts.label(base),
             tests=listed([test.resting() for _, _, test in tests], "", ""),
         )  # fmt: skip
@@ -244,16 +244,18 @@ def chosen(summary: Summary) -> Sentence:
     largest = f"the configuration with the largest {spoken}"
     which = largest if by_amount else "the fastest configuration"
     if len(summary.groups) == len(summary.rows):
-        return say("Drawn are the first {number} configurations.",
+        return say("The figure shows the first {number} configurations.",
                    number=facts.configurations(drawn))  # fmt: skip
     if len(drawn) == len(summary.groups):
-        return say("Drawn is {which} of each curve.", which=which)
+        return say("The figure shows {which} of each curve.", which=which)
     number = facts.configurations(drawn)
     if len({row.group for row in drawn}) < len(drawn):
-        return say("Drawn are {number} configurations, the first that were evaluated.",
+        return say("The figure shows {number} configurations, the first that were evaluated.",
                    number=number)  # fmt: skip
     return say(
-        "Drawn is {which} of each of the first {number} curves above.", which=which, number=number
+        "The figure shows {which} of each of the first {number} curves above.",
+        which=which,
+        number=number,
     )
 
 
@@ -261,7 +263,7 @@ def loss_over_time(summary: Summary) -> list[Sentence]:
     """Say whose loss rises again, from the values that are drawn."""
     held = [(row, [v for _, v in path(row, _when, _loss)]) for row in featured(summary)]
     rising = [who(summary, row) for row, heights in held if _rises(heights)]
-    return [say("The test loss rises again: {names}.", names=listed(rising))] if rising else []
+    return [say("The test loss rises again with {names}.", names=listed(rising))] if rising else []
 
 
 def _when(epoch: Epoch) -> float | None:
@@ -287,7 +289,7 @@ def amounts(summary: Summary) -> list[Sentence]:
         return []
     return [
         say(
-            "Of those drawn {most} saw most, {top} examples, and {least} fewest, {low}.",
+            "In this figure {most} saw the most examples, {top}, and {least} the fewest, {low}.",
             most=who(summary, most), top=extreme("examples", most, seen, True, count),
             least=who(summary, least), low=extreme("examples", least, seen, False, count),
         )

@@ -62,12 +62,11 @@ def comment(summary: Summary) -> list[Sentence]:
     """Comment on how the shares moved, and what that brought."""
     row = _drawn(summary)[0]
     runs = next(found for each, found in shown(summary) if each is row)
-    drawn = say("Drawn is {who}: from", who=who(summary, row))
-    if len(row.runs) > 1:
-        drawn = say("Drawn is one repeat of {who}; in the median from", who=who(summary, row))
+    drawn, middle = ("one repeat of ", "median ") if len(row.runs) > 1 else ("", "")
     return [
         say(
-            "{drawn} {first} to {last}{gained}.", drawn=drawn,
+            "The figure shows {drawn}{who}. The {middle}shares go from {first} to {last}{gained}.",
+            drawn=drawn, who=who(summary, row), middle=middle,
             first=_parts(runs, 0), last=_parts(runs, -1), gained=_gained(summary, row),
         )
     ]  # fmt: skip
@@ -111,5 +110,5 @@ def _gained(summary: Summary, row: Row) -> Sentence:
             gain = facts.ranged(
                 "examples per second", found, row.runs, other.runs, times, how="multiple"
             )
-            return say(", {gain} the examples per second of equal parts", gain=gain)
+            return say("; examples per second are {gain} those of equal parts", gain=gain)
     return say("")

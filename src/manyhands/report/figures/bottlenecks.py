@@ -12,7 +12,7 @@ from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.records.fields import number
 from manyhands.report.records.runs import Process, Run
 from manyhands.report.wording.formatting import percent, plural, some
-from manyhands.report.wording.sentences import Fact, How, Sentence, fact, listed, say
+from manyhands.report.wording.sentences import Fact, How, Sentence, capitalised, fact, listed, say
 
 NOTABLE = 0.1
 FREE = ("server", "hogwild")  # strategies that do not wait, but for evaluations
@@ -26,9 +26,8 @@ def lost(row: Row) -> Sentence:
     rest = 1 - sum(row.shares.values())
     other = fact("unmeasured share", rest, how="derived", runs=row.runs, text=percent(rest))
     return say(
-        "{communicate} of {whose} time{over} is communication and {wait} waiting{other}",
-        over=", over all repeats," if len(row.runs) > 1 else "",
-        whose="the workers'" if row.workers > 1 else "its processes'",
+        "{whose} spend {communicate} of their time communicating and {wait} waiting{other}",
+        whose="workers" if row.workers > 1 else "processes",
         communicate=facts.share(row, "communicate"), wait=facts.share(row, "wait"),
         other=say("; {rest} is in no phase that is measured", rest=other) if rest > NOTABLE else "",
     )  # fmt: skip
@@ -44,7 +43,7 @@ def why_not_more(row: Row, following: Row) -> Sentence:
     workers = facts.workers(following)
     if following.crowded and not row.crowded:
         return say(
-            "with {workers} there are {processes} for {cores}, and they take turns",
+            "with {workers}, {processes} take turns on {cores}",
             workers=workers, processes=facts.processes(following),
             cores=facts.cores(following),
         )  # fmt: skip
@@ -53,7 +52,7 @@ def why_not_more(row: Row, following: Row) -> Sentence:
         return say("")
     phase, words = ("wait", "waiting") if wait > communicate else ("communicate", "communication")
     return say(
-        "with {workers} {words} takes {share} of the time", workers=workers, words=words,
+        "with {workers}, {words} takes {share} of the time", workers=workers, words=words,
         share=facts.share(following, phase),
     )  # fmt: skip
 
@@ -130,12 +129,13 @@ def waiting(summary: Summary) -> list[Sentence]:
     if not rows:
         return _masters(summary)
     roomy = [row for row in rows if not row.crowded] or rows
-    most = "Most is lost by {who}"
+    most = "The most time is lost with {who}"
     if len(roomy) < len(rows):
-        most = "Where each process has a core, most is lost by {who}"
+        most = "Where each process has a core, the most time is lost with {who}"
     rows = roomy
     row = max(rows, key=lambda each: each.shares["communicate"] + each.shares["wait"])
-    slowest = _slowest(typical_run(row)) if _same_in_all(row) else say("")
+    lagging = row.group.strategy not in FREE and _same_in_all(row)
+    slowest = _slowest(typical_run(row)) if lagging else say("")
     more = say("; {slowest}", slowest=slowest) if slowest else say("")
     only = say(most, who=who(summary, row)) if rows[1:] else who(summary, row)
     return [say("{only}: {lost}{more}.", only=only, lost=lost(row), more=more), *_masters(summary)]
@@ -204,9 +204,9 @@ def _masters(summary: Summary) -> list[Sentence]:
     least = min(idle.values(), key=lambda pair: pair[0])
     most = max(idle.values(), key=lambda pair: pair[0])
     if percent(least[0]) == percent(most[0]):
-        words = _in_typical(summary, "the masters wait {part} of their time.")
+        words = _in_typical(summary, "the masters wait for {part} of their time.")
         return [say(words, part=stated(most, "most"))]
-    words = "the masters wait between {least} ({one}) and {most} ({other}) of their time."
+    words = "the masters wait for {least} ({one}) to {most} ({other}) of their time."
     return [
         say(
             _in_typical(summary, words),
@@ -244,13 +244,13 @@ def help_wanted(summary: Summary) -> list[Sentence]:
     crowded = [row for row in summary.rows if row.crowded and _slowed(summary, row)]
     if crowded:
         least = min(crowded, key=lambda row: row.cores or 0)
-        states.append(say("use no more processes than the {cores}", cores=facts.cores(least)))
+        states.append(say("Use no more processes than the {cores}.", cores=facts.cores(least)))
     fitting = [row for row in summary.rows if row.workers > 1 and not row.crowded]
     if most := _largest(fitting, "communicate"):
         states.append(
             say(
-                "exchange less ({who} spends {share} of its time on it): a larger batch, a cheaper "
-                "all-reduce, or averaging less often",
+                "{who} spends {share} of its time communicating: try a larger batch, a cheaper "
+                "all-reduce, or averaging less often.",
                 who=who(summary, most), share=facts.share(most, "communicate"),
             )
         )  # fmt: skip
@@ -258,14 +258,14 @@ def help_wanted(summary: Summary) -> list[Sentence]:
         option = " (--balance speed)" if _could_balance(typical_run(most)) else ""
         states.append(
             say(
-                "wait less ({who} spends {share} of its time on it): less work for slow workers"
-                "{option}, or use a strategy that does not wait",
+                "{who} spends {share} of its time waiting: give slow workers less work{option}, or "
+                "use a strategy that does not wait.",
                 who=who(summary, most), share=facts.share(most, "wait"), option=option,
             )
         )  # fmt: skip
     if not states:
         return []
-    return [say("What would help here: {states}.", states=listed(states, "; ", "; "))]
+    return [listed([capitalised(state) for state in states], " ", " ")]
 
 
 def _slowed(summary: Summary, row: Row) -> bool:

@@ -93,6 +93,8 @@ def draw(
     found = _curves(summary, x, y)
     ends = [curve.points[-1][0] for curve in found]
     last = _last(ends) if timed else max(ends)
+    if len(found) <= FEW:  # none may vanish: no panel says that it is cut off
+        last = max([last, *(c.points[-1][0] for c in found if c.points[0][0] > last)])
     limits = (1.03 * last, _floor(found) if zoom else None)
     if len(found) <= FEW:
         for curve in found:

@@ -141,7 +141,7 @@ def _comment_cost(curves: list[_Curve]) -> Iterator[Sentence]:
         part = half[1] / whole
         yield capitalised(
             say(
-                "{label}: {steps} steps cost ε = {whole}, the first {half} of them {part} of it.",
+                "{label}: {steps} steps cost ε = {whole}; the first {half} cost {part} of that.",
                 label=Name(line.label), steps=stated("private steps", steps, count(steps)),
                 whole=stated("epsilon", whole, f"{whole:.2f}"),
                 half=stated("some of the private steps", half[0], count(half[0])),

@@ -128,7 +128,11 @@ def comment_distance(summary: Summary) -> list[Sentence]:
     first, last = (_distance(row, pairs[at][0], at) for at in (0, -1))
     course = say("from {first} to {last}", first=first, last=last) if len(pairs) > 1 else last
     return [
-        say("Furthest apart at the end: {who}, {course}.", who=who(summary, row), course=course)
+        say(
+            "The replicas of {who} end furthest apart: {course}.",
+            who=who(summary, row),
+            course=course,
+        )
     ]
 
 

@@ -14,7 +14,7 @@ from manyhands.report.figures import bottlenecks, theme
 from manyhands.report.figures.chart import Note
 from manyhands.report.figures.plots import along, core_lines, styles
 from manyhands.report.wording.formatting import some
-from manyhands.report.wording.sentences import Name, Sentence, listed, say
+from manyhands.report.wording.sentences import Name, Sentence, capitalised, listed, say
 
 
 def draw(ax: Any, summary: Summary) -> list[Note]:
@@ -74,10 +74,10 @@ def baseline(summary: Summary) -> Sentence:
         )
     if own:
         names = listed(list(dict.fromkeys(facts.label(row) for row in own)))
-        rest = "" if len(own) == len(shown) else " for the others against the sequential run,"
+        rest = "" if len(own) == len(shown) else " For the others it is against the sequential run."
         return say(
-            "Speed-up of {names} is against its own run with one worker, since not every "
-            "configuration of it has the same sequential run of the same task;{rest} in {what}.",
+            "Speed-up, in {what}, is against the strategy's own run with one worker for {names}: "
+            "their configurations share no sequential run of the same task.{rest}",
             names=names, what=what, rest=rest,
         )  # fmt: skip
     return say("")
@@ -104,10 +104,10 @@ def _peaks(summary: Summary) -> list[Sentence]:
 def _peak(held: Sequence[tuple[Sentence, Row, Sentence]]) -> Sentence:
     """Say where some groups peak; the reason is the first one's, and reads alike for all."""
     _, row, reason = held[0]
-    why = say(": {reason}", reason=reason) if reason else say("")
+    why = say(" {reason}.", reason=capitalised(reason)) if reason else say("")
     return say(
-        "With {workers} the speed-up peaks ({peaks}){why}.", workers=facts.workers(row),
-        peaks=listed([peak for peak, _, _ in held]), why=why,
+        "The speed-up peaks with {workers}: {peaks}.{why}", workers=facts.workers(row),
+        peaks=listed([peak for peak, _, _ in held], "; ", "; "), why=why,
     )  # fmt: skip
 
 

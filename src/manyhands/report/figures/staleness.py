@@ -79,7 +79,7 @@ def comment(summary: Summary) -> list[Sentence]:
         held = [k for run in row.runs for k, updates in histogram(run).items() if updates]
         states.append(
             say(
-                "Latest of those drawn: {who}, {mean} updates on average, {most} at most.",
+                "The updates of {who} are latest here: by {mean} on average, {most} at most.",
                 who=facts.who(summary, row),
                 mean=stated("mean staleness", row.runs, lambda v: f"{v:.2f}"),
                 most=fact("largest staleness", max(held), how="derived", runs=row.runs,

@@ -75,5 +75,5 @@ def comment(summary: Summary) -> list[Sentence]:
         return []
     worst = max(known, key=lambda e: e.off)
     if worst.off < 0.005:
-        return [say("Measured traffic is what theory says.")]
+        return [say("The measured traffic is that of theory.")]
     return [say("Measured traffic differs from theory by up to {off}.", off=worst.off_fact())]

@@ -35,7 +35,7 @@ def _turning(summary: Summary) -> Sentence:
             excess = facts.excess("seconds", last, least, percent)
             states.append(
                 say(
-                    "{label} took least with {few} and {excess} longer with {many}",
+                    "{label} was fastest with {few} and took {excess} longer with {many}",
                     label=Name(group.label), few=facts.workers(least), excess=excess,
                     many=facts.workers(last, ""),
                 )

@@ -148,23 +148,27 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
     """Name the leader and the measure that it was chosen by."""
     row = choice.leader
     gain, crown = _gain(summary, choice), _crown(summary, choice)
+    doubt = disturbed_clause(row)
     if choice.measure == "seconds to target":
         arrived = facts.arrival(summary, row, choice.candidates)
         return say(
-            "{who} {crown} to {target} accuracy: {time}{gain}.", who=who(summary, row),
+            "{who} {crown} to {target} accuracy: {time}{gain}.{doubt}",
+            doubt=doubt, who=who(summary, row),
             crown=crown, target=facts.target(summary), time=arrived, gain=gain,
         )  # fmt: skip
     if choice.measure == "examples per second" and row.rate is not None:
         rates = [(each, each.rate) for each in choice.candidates if each.rate]
         most = facts.extreme(choice.measure, row, rates, True, lambda v: f"{v:,.0f}")
         return say(
-            "{who} {crown}: {rate} examples per second{gain}{at}.", crown=crown,
+            "{who} {crown}: {rate} examples per second{gain}{at}.{doubt}",
+            doubt=doubt, crown=crown,
             who=who(summary, row), rate=most, gain=gain, at=_at(row, gain),
         )  # fmt: skip
     times = [(each, each.seconds.median) for each in choice.candidates if each.seconds]
     least = facts.extreme("seconds", row, times, False, seconds)
     return say(
-        "{who} {crown}: {time} of training{gain}{at}.", who=who(summary, row), time=least,
+        "{who} {crown}: {time} of training{gain}{at}.{doubt}",
+        doubt=doubt, who=who(summary, row), time=least,
         crown=crown, gain=gain, at=_at(row, gain),
     )  # fmt: skip
 
@@ -175,7 +179,7 @@ def _crown(summary: Summary, choice: Choice) -> Sentence:
     if choice.tied:
         verb = _TIED[choice.measure]
     return say(
-        "{verb}{among}{though}", verb=verb, though=disturbed_clause(choice.leader),
+        "{verb}{among}", verb=verb,
         among=f" of those{choice.among}" if _beaten(summary, choice) else "",
     )  # fmt: skip
 

@@ -23,14 +23,15 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
     chosen_among = len(summary.choice.candidates) - 1 if summary.choice else 0  # one p on a page
     comparisons = max(2 * len(pairs), chosen_among)
     for row, base in pairs:
-        yield _pace(summary, row, base, comparisons)
+        named = summary.best is row or summary.best is base  # the headline's claim, by its test
+        yield _pace(summary, row, base, 1 if named else comparisons)
         if row.accuracy and base.accuracy:
             yield _quality(summary, row, base, comparisons)
     rows = {id(row): row for pair in pairs for row in pair if "wait" in row.shares}.values()
     if rows:
         parts = [say("{part} with {who}", who=_who(summary, r), part=facts.lost(r)) for r in rows]
         yield say(
-            "Part of the workers' time that is communication or waiting: {each}.",
+            "Part of the workers' time that goes into communication or waiting: {each}.",
             each=listed(parts),
         )
 
@@ -98,7 +99,8 @@ def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
 def _quality(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
     gap = facts.gap(row, base)
     states = say(
-        "Its accuracy is {mine}, against {theirs} with {base}", mine=facts.accuracy(row),
+        "The accuracy of {who} is {mine}, against {theirs} with {base}",
+        who=_who(summary, row), mine=facts.accuracy(row),
         theirs=facts.accuracy(base), base=_who(summary, base),
     )  # fmt: skip
     if row.collapsed or not learned(row):

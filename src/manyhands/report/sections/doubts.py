@@ -29,8 +29,8 @@ def _implausible(summary: Summary) -> Sentence:
         return say("")
     most = max(rows, key=lambda row: (row.against_reference or 0) / row.workers)
     return say(
-        "{who} was {pace} as fast as its reference, more than {workers} can give, so "
-        "something slowed the reference. Such speed-ups are not shown. Repeat this with one thread "
+        "{who} was {pace} as fast as its reference, more than {workers} can give. "
+        "Something slowed the reference. Such speed-ups are not shown. Repeat this with one thread "
         "per worker (--threads) on a quiet machine.",
         who=facts.who(summary, most), workers=facts.workers(most),
         pace=facts.against_reference(most, "{:.3g} times".format),
@@ -61,8 +61,9 @@ def _beside(summary: Summary) -> Sentence:
     if not beside:
         return say("")
     return say(
-        "During {some} of {all}, another run used the same machine.",
-        some=facts.count(beside, ""), all=facts.count(runs),
+        "Another run used the same machine during {some}{all}.",
+        some="all " if len(beside) == len(runs) else say("{n} of ", n=facts.count(beside, "")),
+        all=facts.count(runs),
     )  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def _profiled(summary: Summary) -> Sentence:
     if not profiled:
         return say("")
     return say(
-        "{some} profiled: most of such a time can be the profiler's, and no speed-up is shown.",
+        "{some} profiled. The profiler can take most of such a time, so no speed-up is shown.",
         some=say("{runs} {were}", runs=facts.count(profiled),
                  were="was" if len(profiled) == 1 else "were"),
     )  # fmt: skip
@@ -85,20 +86,20 @@ def _references(summary: Summary) -> Sentence:
     if not rows:
         return say("")
     return say(
-        "The speed-ups compare with disturbed runs: {names}.",
+        "Speed-ups compare with disturbed runs of {names}.",
         names=listed([facts.who(summary, row) for row in rows]),
     )
 
 
 def disturbed_clause(row: Row) -> Sentence:
-    """Return what follows a claim about a configuration whose runs were disturbed."""
+    """Return the sentence that follows a claim about a configuration with disturbed runs."""
     if not row.disturbed:
         return say("")
     if len(row.runs) == 1:
-        return say(", though its run was disturbed")
+        return say(" Its run was disturbed.")
     if len(row.disturbed) == len(row.runs):
-        return say(", though all its {all} were disturbed", all=facts.count(row.runs))
+        return say(" All its {all} were disturbed.", all=facts.count(row.runs))
     return say(
-        ", though {some} of its {all} {were} disturbed", some=facts.count(row.disturbed, ""),
+        " {some} of its {all} {were} disturbed.", some=facts.count(row.disturbed, ""),
         all=facts.count(row.runs), were="was" if len(row.disturbed) == 1 else "were",
     )  # fmt: skip

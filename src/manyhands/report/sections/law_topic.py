@@ -164,14 +164,14 @@ def _limits(summary: Summary) -> Iterable[Sentence]:
         if more := _slowed(summary, row):
             limits.append(
                 say(
-                    "all workers together compute and update {more} as long as the sequential run",
+                    "together the workers compute and update {more} as long as the sequential run",
                     more=more,
                 )
             )
         if limits:
             yield say(
                 "{name} with {workers}: {limits}.", name=facts.label(row),
-                workers=facts.workers(row), limits=listed(limits),
+                workers=facts.workers(row), limits=listed(limits, last="; "),
             )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.configuration_facts import who
@@ -10,7 +11,7 @@ from manyhands.report.analysis.rounds import ratio
 from manyhands.report.analysis.significance import MOST, Verdict, compare, enough
 from manyhands.report.analysis.summary import Choice, Row, Summary
 from manyhands.report.wording.formatting import percent
-from manyhands.report.wording.sentences import Sentence, fact, listed, say
+from manyhands.report.wording.sentences import Fact, Sentence, fact, listed, say
 
 HIGHER = ("examples per second",)  # more is better
 CLOSE = 0.03  # behind the leader: nobody would care
@@ -46,20 +47,30 @@ def gains(summary: Summary, choice: Choice) -> Sentence:
     told = [row for (row, _), test in zip(pairs, tests, strict=True) if test.apart]
     told.sort(key=lambda row: row.shown_speedup or 0)
     fast = [row for row in told if (row.shown_speedup or 0) > 1]
-    span, also = say(""), say("")
+    slow = told[: len(told) - len(fast)]
+    span = say("")
     if fast:
         ends = [facts.speedup(row).facts[0] for row in (fast[0], fast[-1])]  # the medians
-        span = say(": {pace}", pace=listed(ends[: len(fast)], last=" to "))
-    if slow := told[: len(told) - len(fast)]:
-        also = say("; {slow} slower", slow=facts.configurations(slow))
+        span = say(" ({pace})", pace=listed(ends[: len(fast)], last=" to "))
+    parts = [say("{some} {faster} than one worker{span}", some=_some_of(fast, pairs), span=span,
+                 faster="are faster" if len(fast) > 1 else "is faster")]  # fmt: skip
+    if slow:
+        parts.append(say("{some} {slower}", some=facts.configurations(slow),
+                         slower="are slower" if len(slow) > 1 else "is slower"))  # fmt: skip
     return say(
-        "By the test, {some} of {every} configurations with several workers{among} {are} faster "
-        "than one worker{span}{also}{tests}.", among=_among(summary, choice, len(pairs)),
-        some=facts.configurations(fast) if fast else "none",
+        "Of {every} configurations with several workers{among}, {parts}{tests}.",
+        among=_among(summary, choice, len(pairs)), parts=listed(parts),
         every=facts.configurations([row for row, _ in pairs]),
-        are="are" if len(fast) > 1 else "is", span=span, also=also,
         tests=listed([test.resting() for test in tests], "", ""),
     )  # fmt: skip
+
+
+def _some_of(rows: Sequence[Row], pairs: Sequence[tuple[Row, Row]]) -> Fact | str:
+    """Count some of the configurations that were tested against one worker."""
+    if not rows:
+        return "none"
+    count = facts.configurations(rows)
+    return replace(count, text="all") if len(rows) == len(pairs) else count
 
 
 def _among(summary: Summary, choice: Choice, count: int) -> str:
@@ -117,10 +128,10 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
     if number is None:
         close = _behind(choice, rival) <= CLOSE
         return say(
-            "{who} is {behind} behind; {most} repeats would not separate them, so {so}.",
+            "{who} is {behind} behind; {most} repeats would not separate the two. {advice}.",
             behind=behind,
             who=who(summary, rival), most=facts.threshold("most repeats", MOST, str(MOST)),
-            so="treat them as equal" if close else "measure on a quieter machine",
+            advice="Treat them as equal" if close else "Measure on a quieter machine",
         )  # fmt: skip
     repeats = fact(
         "repeats that would tell them apart", number, how="derived", text=str(number),
@@ -130,7 +141,7 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
         },
     )  # fmt: skip
     return say(
-        "{who} is {behind} behind; --repeats {repeats} should separate them if the spread stays.",
+        "{who} is {behind} behind; with this spread, --repeats {repeats} should separate the two.",
         who=who(summary, rival), behind=behind, repeats=repeats,
     )  # fmt: skip
 

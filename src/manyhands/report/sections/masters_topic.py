@@ -24,9 +24,8 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
     roomy = [row for row in rows if not row.crowded] or rows
     row = max(roomy, key=lambda one: median("masters together", one.runs) or 0)
     yield say(
-        "Measured with {workers} and {masters}, where all masters together work for the largest "
-        "part of the training time: a master needs {each} for a push, and the busiest works "
-        "{busy} of that time{crowded}.",
+        "The masters' load is highest with {workers} and {masters}: a master needs {each} for a "
+        "push, and the busiest works {busy} of the training time{crowded}.",
         workers=facts.workers(row), masters=_masters(row),
         each=stated("seconds per push", row.runs, seconds),
         busy=stated("busiest master", row.runs, lambda v: percent(v, 1)),
@@ -69,9 +68,9 @@ def _enough(row: Row) -> Iterable[Sentence]:
     full = fact("workers / masters together", row.workers / load, how="derived", runs=row.runs,
                 text=count(row.workers / load))  # fmt: skip
     yield say(
-        "{who} {part} of one process's time, so one master {is} enough here; at this pace it would "
-        "be busy all the time with about {full} workers.",
-        who="It works" if alone else "Together the masters work",
+        "{who} {part} of one process's time, so one master {is} enough here; at this pace "
+        "about {full} workers would keep one busy all the time.",
+        who="The master works" if alone else "Together the masters work",
         **{"is": "is" if alone else "would have been"},
         part=part, full=full,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from manyhands.report.analysis.privacy_cost import cost, sound
 from manyhands.report.analysis.significance import compare
 from manyhands.report.analysis.summary import AMOUNT, Choice, Row, Summary
 from manyhands.report.wording.formatting import plural
-from manyhands.report.wording.sentences import Name, Sentence, capitalised, fact, listed, say
+from manyhands.report.wording.sentences import Name, Sentence, capitalised, fact, say
 
 
 class _Pair(NamedTuple):
@@ -60,22 +60,22 @@ def _key(row: Row) -> tuple[str, str, int, str, str]:
 
 def _price(summary: Summary, pairs: Sequence[_Pair]) -> Sentence:
     """State the greatest and the least cost of privacy over the strategies."""
-    ends = [pairs[-1], pairs[0]][: len(pairs)]
-    bounds = ("at most ", "at least ") if len(ends) > 1 else ("",)
-    parts = [
-        _cost(summary, pair, len(pairs), bound) for pair, bound in zip(ends, bounds, strict=True)
-    ]
-    best = "between the most accurate configurations of a strategy, " if len(ends) > 1 else ""
-    return say("{best}privacy costs {parts}.", best=best, parts=listed(parts, "; ", "; "))
-
-
-def _cost(summary: Summary, pair: _Pair, comparisons: int, bound: str) -> Sentence:
-    verdict = compare(pair.private, pair.plain, "accuracy", comparisons)
-    gap = facts.gap(pair.private, pair.plain)
-    points = say("{bound}{gap} of accuracy", bound=bound, gap=gap)
+    most = _cost(summary, pairs[-1], len(pairs))
+    if len(pairs) < 2:
+        return say("privacy costs accuracy for {most}.", most=most)
     return say(
-        "{lost} with {who}: {mine} at {epsilon}, {theirs} without privacy{hedge}",
-        lost=points if pair.gap > 0 else say("no accuracy"),
+        "privacy costs most accuracy for {most}. It costs least for {least}. Each strategy is "
+        "compared by its most accurate configurations.",
+        most=most, least=_cost(summary, pairs[0], len(pairs)),
+    )  # fmt: skip
+
+
+def _cost(summary: Summary, pair: _Pair, comparisons: int) -> Sentence:
+    verdict = compare(pair.private, pair.plain, "accuracy", comparisons)
+    gap = say("{gap}, ", gap=facts.gap(pair.private, pair.plain))
+    return say(
+        "{who}: {lost}from {theirs} to {mine} at {epsilon}{hedge}",
+        lost=gap if pair.gap > 0 else say("nothing, "),
         who=_name(summary, pair.private), mine=facts.accuracy(pair.private),
         epsilon=_epsilon(pair.private), theirs=facts.accuracy(pair.plain),
         hedge=verdict.hedge(),

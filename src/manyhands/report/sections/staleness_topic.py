@@ -38,7 +38,7 @@ def _late(rows: Sequence[Row]) -> Sentence:
     for row in sorted(rows, key=lambda row: row.workers):
         by_workers.setdefault(row.workers, []).extend(row.runs)
     each = [
-        say("{late} with {workers}", late=stated("mean staleness", runs, lambda v: f"{v:.2f}"),
+        say("{late} ({workers})", late=stated("mean staleness", runs, lambda v: f"{v:.2f}"),
             workers=fact("workers", workers, runs=runs, text=plural(workers, "worker")))
         for workers, runs in by_workers.items()
     ]  # fmt: skip
@@ -47,8 +47,8 @@ def _late(rows: Sequence[Row]) -> Sentence:
         for workers, runs in by_workers.items()
     ]
     return say(
-        "Measured, in updates by other workers between reading the parameters and applying the "
-        "gradient: {each}. Workers of equal speed would have {ideal}.",
+        "When a gradient is applied, other workers have made {each} updates since its parameters "
+        "were read. Workers of equal speed would make {ideal}.",
         each=listed(each), ideal=listed(ideal),
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
         )
     if lost:
         yield say(
-            "It is at least {least} where repeats learned little.",
+            "Where repeats learned little, η τ is at least {least}.",
             least=product(min(lost, key=lambda pair: pair[0])),
         )
 

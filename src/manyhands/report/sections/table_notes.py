@@ -39,9 +39,8 @@ def notes(summary: Summary, found: option_values.Comparison | None = None) -> li
         each = "every repeat of " if summary.repeats > 1 else ""
         states.append(
             say(
-                "{target} is the highest accuracy, in steps of half a percent, that {each}at least "
-                "half of the configurations with an accuracy reached; it is looked at when a run "
-                "is evaluated.",
+                "The target of {target} is the highest half percent that {each}at least half of "
+                "the configurations reached. Only evaluations show when a run reaches it.",
                 target=facts.target(summary), each=each,
             )
         )  # fmt: skip
@@ -59,12 +58,10 @@ def _star(summary: Summary) -> Sentence:
         return say("★ best: {rule}.", rule=choice.rule)
     if choice.tied:
         return say(
-            "≈ tied: the repeats of these and of {who}, which has {rule}, overlap.",
+            "≈ tied: the repeats overlap with those of {who}, which has {rule}.",
             who=facts.who(summary, choice.leader), rule=choice.rule,
         )  # fmt: skip
-    return say(
-        "★ leads: {rule}; the measurement does not support that it is best.", rule=choice.rule
-    )
+    return say("★ leads: {rule}; the repeats do not show that it is best.", rule=choice.rule)
 
 
 def _no_speedup(summary: Summary) -> Sentence:
@@ -72,8 +69,7 @@ def _no_speedup(summary: Summary) -> Sentence:
     if any(row.reference for row in summary.rows):
         return say("")
     return say(
-        "There is neither a sequential run of the same task nor one with one worker, so that no "
-        "speed-up can be given."
+        "No speed-up is given: the same task has neither a sequential run nor one with one worker."
     )
 
 
@@ -101,7 +97,7 @@ def rates(summary: Summary) -> Sentence:
     if len(found) < 2 or not states:
         return say("")
     return say(
-        "The learning rate is {states}: accuracies differ for that reason too.",
+        "The learning rate is {states}, which also changes the accuracy.",
         states=listed(states, "; ", "; "),
     )
 
@@ -119,7 +115,7 @@ def kernels(summary: Summary) -> Sentence:
         for kind, rows in sorted(found.items())
     ]
     return say(
-        "The kernels differ, and times differ for that reason too: {states}.",
+        "The kernels differ, which also changes the times: {states}.",
         states=listed(states, "; ", "; "),
     )
 
@@ -143,4 +139,4 @@ def _apart(rows: Sequence[Row]) -> Sentence:
         if known:
             span = facts.extremes(what, known, seconds)
             parts.append(say("{words} ({span})", words=words, span=span))
-    return say("Not part of the time: {parts}.", parts=listed(parts)) if parts else say("")
+    return say("Times leave out {parts}.", parts=listed(parts)) if parts else say("")

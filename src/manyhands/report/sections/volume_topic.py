@@ -82,7 +82,7 @@ def _uncounted(summary: Summary) -> Iterable[Sentence]:
         row.workers > 1 and row.runs[0].config.get("allreduce") == "mpi" and row.bytes is None
         for row in summary.rows
     ):
-        yield say("What MPI's own all-reduce sends, it sends inside the library: not counted here.")
+        yield say("The bytes of MPI's own all-reduce are not counted: the library sends them.")
 
 
 def _pushed(summary: Summary) -> Iterable[Sentence]:

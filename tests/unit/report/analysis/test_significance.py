@@ -10,7 +10,7 @@ import pytest
 from report_cases import summary, timed
 
 from manyhands.report.analysis import significance
-from manyhands.report.analysis.rounds import in_turn
+from manyhands.report.analysis.rounds import rounds
 from manyhands.report.analysis.significance import compare, pairs, two_sided, welch
 
 
@@ -110,4 +110,4 @@ def test_rounds_that_overlap_are_no_rounds() -> None:
     runs = drifting(True)
     runs[2]["started"] = "2026-03-01T11:30:00+00:00"
     first, *_, last = summary(*runs).rows
-    assert not in_turn(first.runs, last.runs)
+    assert not rounds(first.runs, last.runs)

@@ -83,7 +83,8 @@ def test_staleness_is_that_of_all_repeats() -> None:
     found = summary(stale({"1": 4}), stale({"2": 4}, 1), stale({"3": 2, "5": 2}, 2))
     told = said(staleness.comment(found))
     assert (
-        told == "Latest of those drawn: hogwild with 4 workers, 2.00 updates on average, 5 at most."
+        told
+        == "The updates of hogwild with 4 workers are latest here: by 2.00 on average, 5 at most."
     )
 
 

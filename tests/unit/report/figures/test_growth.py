@@ -166,8 +166,8 @@ def test_shares_say_what_balancing_brought() -> None:
     runs[1]["result"]["seconds"] = 8.0
     found = summary(*runs)
     told = said(batch_shares.comment(found))
-    assert "1.50× the examples per second of equal parts" in told
-    assert "Drawn is sync · balance speed with 2 workers" in told
+    assert "examples per second are 1.50× those of equal parts" in told
+    assert "The figure shows sync · balance speed with 2 workers." in told
     notes = batch_shares.draw(Figure().subplots(), found)
     assert {note.series for note in notes} == {"worker 0", "worker 1"}
     alone = summary(shared("speed", 2, 8.0))

@@ -65,6 +65,17 @@ def test_few_curves_share_one_axes() -> None:
     assert {note.series for note in notes} == {f"{name} with 2 workers" for name in NAMES[:3]}
 
 
+def test_of_few_curves_none_vanishes_beyond_the_axis() -> None:
+    """Of sequential training, slow as it is, only a shadow stood in the picture."""
+    few = [run for run in runs(100) if run["config"]["strategy"] in ("server", *NAMES[:3])]
+    axes, _ = drawn(summary(*few))
+    assert axes.child_axes == []
+    lines = {line.get_label(): line for line in axes.lines}
+    slow = lines["server with 2 workers"].get_xdata()
+    assert len(slow) == len(few[0]["epochs"])
+    assert axes.get_xlim()[1] >= slow[-1]
+
+
 def test_bars_are_as_long_as_the_median_of_the_table() -> None:
     found = summary(*runs(16))
     for row in found.rows:

@@ -42,7 +42,7 @@ def test_one_repeat_means_that_no_spread_is_known() -> None:
 def test_accuracy_differences_are_held_against_the_spread() -> None:
     far = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.95)))
     assert said(accuracy.final_accuracy(far)[:1]) == (
-        "The accuracy ranges from 95.01 % with averaging with 2 workers to 98.01 % with sync with "
+        "The accuracy ranges from 95.01 % for averaging with 2 workers to 98.01 % for sync with "
         "2 workers (p < 0.0001)."
     )
     near = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.9801)))
@@ -64,8 +64,8 @@ def test_more_workers_than_cores_is_told_and_given_as_the_reason() -> None:
         training_time.comment(found)
     )
     told = said(speedup.comment(found))
-    assert "With 4 workers the speed-up peaks (sync at 2.50× (2.45× to 2.55×))" in told
-    assert "5 processes for 4 cores" in told
+    assert "The speed-up peaks with 4 workers: sync at 2.50× (2.45× to 2.55×)." in told
+    assert " With 5 workers, 5 processes take turns on 4 cores." in told
     assert "no more processes than the 4 cores" in said(bottlenecks.help_wanted(found))
 
 
@@ -96,11 +96,13 @@ def test_without_a_reason_in_the_records_none_is_given() -> None:
     runs = several(("sync", 1, 10, 0.98), ("sync", 2, 5, 0.98), ("sync", 3, 6, 0.98))
     for run in runs:
         shares(run, wait=0.0, communicate=0.01)
-    assert "peaks (sync at 2.00× (1.96× to 2.04×))." in said(speedup.comment(summary(*runs)))
+    assert "peaks with 2 workers: sync at 2.00× (1.96× to 2.04×)." in said(
+        speedup.comment(summary(*runs))
+    )
     once = [run for run in runs if run["config"]["seed"] == 0]
     told = said([*speedup.comment(summary(*once)), *training_time.comment(summary(*once))])
     assert "peaks" not in told  # no test, no peak
-    assert "took least" not in told
+    assert "was fastest" not in told
 
 
 def test_amdahl_is_claimed_only_where_it_fits() -> None:
@@ -193,13 +195,15 @@ def test_what_stages_wait_for_each_other_is_told_too() -> None:
     second = first | {"rank": 1, "role": "stage", "compute": 5.0, "wait": 43.0, "communicate": 2.0}
     cut["workers"] = [first, second]
     told = said(bottlenecks.waiting(summary(gossip, cut)))
-    assert told.startswith("Most is lost by pipeline with 1 worker: 5 % of its processes' time is ")
-    assert "communication and 45 % waiting; process 0 computes longest" in told
+    assert told.startswith(
+        "The most time is lost with pipeline with 1 worker: processes spend 5 % "
+    )
+    assert "communicating and 45 % waiting; process 0 computes longest" in told
 
 
 def test_idle_masters_are_told() -> None:
     told = said(bottlenecks.waiting(summary(timed("server", 2, 10, masters=2))))
-    assert "The masters wait 70 % of their time." in told
+    assert "The masters wait for 70 % of their time." in told
 
 
 def test_help_follows_from_what_was_measured() -> None:
@@ -208,12 +212,12 @@ def test_help_follows_from_what_was_measured() -> None:
         == []
     )
     talking = summary(shares(timed("sync", 2, 10), wait=0.05, communicate=0.45))
-    assert "exchange less (sync with 2 workers spends 45 %" in said(
+    assert "Sync with 2 workers spends 45 % of its time communicating: try" in said(
         bottlenecks.help_wanted(talking)
     )
     idle = shares(timed("sync", 2, 10), wait=0.3, communicate=0.05)
     told = said(bottlenecks.help_wanted(summary(idle)))
-    assert "wait less (sync with 2 workers spends 30 %" in told
+    assert "Sync with 2 workers spends 30 % of its time waiting: give" in told
     assert "--balance" not in told  # such a record does not say whether it was balanced
 
 
@@ -223,18 +227,18 @@ def test_a_balance_is_named_only_where_it_is_there_to_be_switched_on() -> None:
         record["config"] |= {"balance": balance, "partition": "balanced", **more}
         return said(bottlenecks.help_wanted(summary(record)))
 
-    assert "less work for slow workers (--balance speed), or" in told("sync", "none")
-    assert "less work for slow workers, or" in told("sync", "speed")
-    assert "less work for slow workers, or" in told("gossip", "none")
+    assert "give slow workers less work (--balance speed), or" in told("sync", "none")
+    assert "give slow workers less work, or" in told("sync", "speed")
+    assert "give slow workers less work, or" in told("gossip", "none")
     refusing = {"partition": "by-label", "shares": [1.0, 2.0], "on_failure": "continue"}
     for refused in ({name: value} for name, value in refusing.items()):
-        assert "less work for slow workers, or" in told("sync", "none", **refused)
+        assert "give slow workers less work, or" in told("sync", "none", **refused)
 
 
 def test_traffic_of_naive_and_ring_is_compared() -> None:
     found = summary(*[records.record("sync", 4, allreduce=a) for a in ("naive", "ring")])
     told = said(traffic.comment(found))
-    assert "Measured traffic is what theory says." in told
+    assert "The measured traffic is that of theory." in told
     told = said(volume_topic.sentences(found))
     assert "One naive all-reduce of the gradient (n = 87.4 kB) with P = 4 workers" in told
     assert "each sends (P − 1) n, measured 262 kB" in told
@@ -261,17 +265,21 @@ def test_facts_of_single_strategies() -> None:
     found = summary(
         records.record("hogwild", 2), records.record("averaging", 2), records.record("gossip", 2)
     )
-    assert "Latest of those drawn: hogwild" in said(staleness.comment(found))
+    assert "The updates of hogwild with 2 workers are latest here" in said(staleness.comment(found))
     assert "is above the best worker alone" in said(replicas.comment_own(found))
     assert "hogwild" not in said(replicas.comment_own(found))
-    assert "gossip with 2 workers, from 1 to" in said(replicas.comment_distance(found))
+    assert "The replicas of gossip with 2 workers end furthest apart: from 1 to" in said(
+        replicas.comment_distance(found)
+    )
 
 
 def test_shares_are_told_as_parts_of_the_whole() -> None:
     record = records.record("sync", 2)
     record["strategy"] = {"shares": [[0, [64, 64]], [50, [96, 32]]]}
     told = said(batch_shares.comment(summary(record)))
-    assert told == "Drawn is sync with 2 workers: from 50 % and 50 % to 75 % and 25 %."
+    assert told == (
+        "The figure shows sync with 2 workers. The shares go from 50 % and 50 % to 75 % and 25 %."
+    )
 
 
 def test_a_figure_has_three_comments_at_most_and_no_sentence_stands_twice() -> None:
@@ -301,7 +309,7 @@ def test_the_answer_admits_a_tie() -> None:
     assert told.startswith("No clear winner: 3 repeats cannot separate sync with 2 workers from ")
     assert "Sync with 2 workers has the shortest median time: 4.04 s of training" in told
     assert " cannot separate sync with 2 workers from averaging with 2 workers." in told
-    assert "0.2 % behind; 20 repeats would not separate them, so treat them as equal." in told
+    assert "0.2 % behind; 20 repeats would not separate the two. Treat them as equal." in told
     assert found.best is None
 
 
@@ -373,8 +381,8 @@ def test_a_rate_that_follows_the_workers_in_some_strategies_only_is_named() -> N
         return rates(summary(*runs))
 
     assert told(sync="none", gossip="none") == ""
-    assert "divided by the workers in averaging:" in told(sync="none", averaging="inverse")
-    assert "multiplied by the workers in sync:" in told(sync="linear")  # beside one worker's
+    assert "divided by the workers in averaging, which" in told(sync="none", averaging="inverse")
+    assert "multiplied by the workers in sync, which" in told(sync="linear")  # beside one worker's
     both = told(sync="linear", averaging="inverse", hogwild="inverse")
     assert "multiplied by the workers in sync" in both
     assert "divided by the workers in averaging and hogwild" in both
@@ -395,5 +403,6 @@ def test_staleness_is_the_median_over_the_repeats_and_the_most_of_all() -> None:
         run["strategy"]["staleness"] = {"histogram": {"0": 1, str(int(10 * late)): 1}, "mean": late}
     told = said(staleness.comment(summary(*runs)))
     assert (
-        told == "Latest of those drawn: hogwild with 2 workers, 0.70 updates on average, 9 at most."
+        told
+        == "The updates of hogwild with 2 workers are latest here: by 0.70 on average, 9 at most."
     )

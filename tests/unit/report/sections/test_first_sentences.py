@@ -30,8 +30,8 @@ def test_what_is_faster_than_one_worker_is_told_where_the_best_is_not() -> None:
     found = summary(*several(*cases, ("averaging", 4, 4.01, 0.98), ("averaging", 2, 13, 0.98)))
     assert found.best is None
     told = said(answer(found))
-    assert "3 of 4 configurations with several workers are faster than one worker" in told
-    assert "; 1 slower." in told
+    assert "Of 4 configurations with several workers, 3 are faster than one worker (" in told
+    assert ") and 1 is slower." in told
 
 
 def test_the_repeats_that_would_tell_rivals_apart_are_named() -> None:
@@ -41,8 +41,8 @@ def test_the_repeats_that_would_tell_rivals_apart_are_named() -> None:
     told = said(answer(summary(*runs)))
     tie = "No clear winner: 3 repeats cannot separate sync with 4 workers from averaging"
     assert told.startswith(tie)
-    assert "Averaging with 4 workers is 5 % behind; --repeats " in told
-    assert " should separate them if the spread stays." in told
+    assert "Averaging with 4 workers is 5 % behind; with this spread, --repeats " in told
+    assert " should separate the two." in told
 
 
 def test_the_spread_of_a_collapse_is_not_the_noise_of_others() -> None:
@@ -74,7 +74,7 @@ def test_where_repeats_tie_the_headline_names_no_winner_and_the_table_marks_all(
     marked = re.findall(r'</span>(\w+)<span class="star">(.*?)</span>', page)
     assert sorted(marked) == [("averaging", "≈ tied"), ("sync", "≈ tied")]
     assert "★" not in page
-    assert "≈ tied: the repeats of these and of sync with 2 workers" in page
+    assert "≈ tied: the repeats overlap with those of sync with 2 workers" in page
 
 
 def test_single_runs_are_not_said_to_tie() -> None:

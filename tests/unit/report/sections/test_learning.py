@@ -55,7 +55,7 @@ def test_a_run_at_chance_level_learned_nothing() -> None:
                     timed("server", 4, 3, 0.1504, masters=1))  # fmt: skip
     told = said(accuracy.final_accuracy(found))
     assert "Little was learned by server with 4 workers (15.04 %)." in told
-    assert "ranges from 97.00 % with sync with 2 workers to 98.00 % with sequential" in told
+    assert "ranges from 97.00 % for sync with 2 workers to 98.00 % for sequential" in told
     assert "chance" not in told
 
 
@@ -70,7 +70,7 @@ def test_a_large_difference_is_never_called_none() -> None:
 def test_the_bound_counts_runs_that_learned() -> None:
     told = said(tuple(staleness_topic.sentences(split())))
     assert "where every repeat" not in told
-    assert "It is at least 0.05 (server with 2 workers) where repeats learned little." in told
+    assert "Where repeats learned little, η τ is at least 0.05 (server with 2 workers)." in told
 
 
 def test_training_is_said_to_diverge_where_it_did() -> None:

@@ -33,7 +33,8 @@ def test_fastest_says_of_which_where_others_took_less() -> None:
         "Sync with 4 workers is fastest of those within one percentage point of the highest "
         "accuracy: 6.06"
     )
-    assert "2 of 2 configurations with several workers within one percentage point" in told
+    assert "Of 2 configurations with several workers within one percentage point" in told
+    assert ", all are faster than one worker (" in told
 
 
 def two_tasks(folder: Path) -> Summary:
@@ -95,10 +96,10 @@ def test_a_disturbed_run_that_is_the_only_one_is_not_counted() -> None:
                 process |= {"user": whole / (2 if slow else 1), "system": 0.0}
         return said([disturbed_clause(summary(*runs).rows[0])])
 
-    assert clause(True) == ", though its run was disturbed"
-    assert clause(True, True) == ", though all its 2 runs were disturbed"
-    assert clause(True, False, False) == ", though 1 of its 3 runs was disturbed"
-    assert clause(True, True, False) == ", though 2 of its 3 runs were disturbed"
+    assert clause(True) == " Its run was disturbed."
+    assert clause(True, True) == " All its 2 runs were disturbed."
+    assert clause(True, False, False) == " 1 of its 3 runs was disturbed."
+    assert clause(True, True, False) == " 2 of its 3 runs were disturbed."
 
 
 def test_replicas_that_are_equal_are_not_furthest_apart() -> None:
@@ -112,7 +113,7 @@ def test_replicas_that_are_equal_are_not_furthest_apart() -> None:
 def test_a_range_without_those_that_learned_nothing_says_so() -> None:
     cases = (("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.95), ("server", 2, 6, 0.1))
     told = said(accuracy.final_accuracy(summary(*several(*cases))))
-    assert "Apart from these, the accuracy ranges from 95.01 %" in told
+    assert "Apart from these, the accuracy ranges from 95.01 % for averaging with 2 workers" in told
     told = said(accuracy.final_accuracy(summary(*several(*cases[:2]))))
     assert told.startswith("The accuracy ranges from 95.01 %")
 
@@ -132,7 +133,7 @@ def test_a_range_without_those_that_trained_on_says_so() -> None:
 def test_single_configurations_are_not_said_to_be_on_curves() -> None:
     names = [f"s{i}" for i in range(10)]
     found = summary(*(timed(name, 2, 10) for name in names))
-    assert accuracy.chosen(found) == "Drawn are the first 8 configurations."
+    assert accuracy.chosen(found) == "The figure shows the first 8 configurations."
 
 
 def test_masters_of_processes_that_take_turns_predict_nothing(tmp_path: Path) -> None:
@@ -168,14 +169,14 @@ def test_a_strategy_that_does_not_wait_is_not_told_to_take_such_a_one(
     run = timed(strategy, 2, 10)
     for worker, compute, wait in zip(run["workers"], (9.0, 3.0), (0.0, 6.0), strict=True):
         worker |= {"compute": compute, "wait": wait, "communicate": 0.5, "update": 0.1}
-    assert "computes longest" in said(bottlenecks.waiting(summary(run)))
+    assert ("the other waits for it" in said(bottlenecks.waiting(summary(run)))) == expected
     told = said(bottlenecks.help_wanted(summary(run)))
     assert ("use a strategy that does not wait" in told) == expected
 
 
 def test_runs_that_were_profiled_do_have_a_sequential_run() -> None:
     runs = [timed("sequential", 1, 10), timed("sync", 2, 5)]
-    missing = "There is neither a sequential run"
+    missing = "No speed-up is given"
     assert missing in said(notes(summary(runs[1])))
     for run in runs:
         run["strategy"]["profile"] = {"phases": [{"name": "compute", "calls": 1, "own": 1.0}]}
@@ -248,10 +249,10 @@ def test_the_costs_of_privacy_are_the_greatest_and_the_least() -> None:
         run["epochs"][-1]["test_accuracy"] = run["result"]["accuracy"] = level
     told = said(answer(summary(*runs))[:1])
     assert told.startswith(
-        "Between the most accurate configurations of a strategy, privacy costs at most 7.00 "
-        "percentage points of accuracy with gossip with 4 workers: "
+        "Privacy costs most accuracy for gossip with 4 workers: 7.00 percentage points, from 97.00"
     )
-    assert "; at least 5.00 percentage points of accuracy with sync with 4 workers: " in told
+    assert " It costs least for sync with 4 workers: 5.00 percentage points, from 97.00 % " in told
+    assert told.endswith(" Each strategy is compared by its most accurate configurations.")
 
 
 def test_a_reference_that_was_disturbed_is_called_so_once() -> None:

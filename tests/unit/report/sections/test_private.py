@@ -223,8 +223,8 @@ def test_the_first_sentence_says_what_privacy_costs(tmp_path: Path) -> None:
             run["result"]["accuracy"] = 0.97 + 0.0001 * i
     told = answer(summary(tmp_path, runs))[0].replace("\u202f", " ")
     assert told == (
-        "Privacy costs 5.03 percentage points of accuracy with sync with 4 workers: 92.01 % at "
-        "ε = 1.87, 97.04 % without privacy (p < 0.0001)."
+        "Privacy costs accuracy for sync with 4 workers: 5.03 percentage points, from 97.04 % to "
+        "92.01 % at ε = 1.87 (p < 0.0001)."
     )
     alone = [records.private("sync", 4, sigma=s, repeat=r) for s in (0.5, 2.0) for r in range(2)]
     told = answer(summary(tmp_path / "alone", alone))[0]

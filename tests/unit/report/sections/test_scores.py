@@ -57,7 +57,7 @@ def test_figures_and_comments_say_who_is_best() -> None:
     assert {"score", "score-time", "score-examples"} <= set(identities)
     assert not any("accuracy" in identity for identity in identities)
     said = " ".join(accuracy.final_score(found))
-    assert re.search(r"The mae ranges from 0\.5005 with .* to 0\.8008 with averaging", said)
+    assert re.search(r"The mae ranges from 0\.5005 for .* to 0\.8008 for averaging", said)
     assert "(p < 0.0001)" in said
     assert "Less is better." in said
 

@@ -27,7 +27,7 @@ def test_idling_until_the_slowest_has_finished_is_waiting() -> None:
     for worker, compute in zip(record["workers"], (9.0, 7.0, 6.0), strict=True):
         worker |= {"compute": compute, "update": 0.5, "communicate": 0.0, "wait": 0.0}
     told = said(bottlenecks.waiting(summary(record)))
-    assert "0 % of the workers' time is communication and 17 % waiting" in told
+    assert "workers spend 0 % of their time communicating and 17 % waiting" in told
     assert "no phase" not in told
     assert "worker 0 computes longest, and the others wait for it" in told
 
@@ -95,8 +95,8 @@ def test_runs_at_the_same_time_on_one_machine_are_disturbed() -> None:
     assert summary(*runs).best is not None
     runs[0]["started"] = runs[1]["started"]
     told = said(answer(summary(*runs)))
-    assert "During 2 of 6 runs, another run used the same machine." in told
-    assert "The speed-ups compare with disturbed runs: sync with 1 worker." in told
+    assert "Another run used the same machine during 2 of 6 runs." in told
+    assert "Speed-ups compare with disturbed runs of sync with 1 worker." in told
     assert summary(*runs).best is None
     runs[0]["machine"]["hosts"] = ["another"]
     assert summary(*runs).best is not None
