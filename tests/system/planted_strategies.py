@@ -139,25 +139,6 @@ class SkipsAnExchange(Right):
 
 
 @dataclass(frozen=True)
-class SkipsAnExchangeOfATeam(mh.Strategy):
-    """Rank 1 leaves one exchange out, in a group that `split` made."""
-
-    def begin(self, worker):
-        worker.state = worker.comm.split(0)
-
-    def step(self, worker, batch):
-        worker.update(worker.gradient(batch.alone()))
-        if (worker.step + 1) % 4 == 0 and (worker.rank != 1 or worker.step < 10):
-            worker.params.div_(worker.state.size)
-            worker.state.allreduce(worker.params)
-
-    def consensus(self, worker):
-        mean = worker.params / worker.comm.size
-        worker.comm.allreduce(mean)
-        return mean
-
-
-@dataclass(frozen=True)
 class NeverReturns(Right):
     """Rank 1 waits for something that does not come."""
 

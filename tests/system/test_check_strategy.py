@@ -30,7 +30,6 @@ MISTAKES = {
     "Unseeded": ("bits", "two runs differ from step 1 on", "def step"),
     "ConsensusMoves": ("consensus", "consensus changed worker.params", "def consensus"),
     "SkipsAnExchange": ("completes", "workers make different calls", None),
-    "SkipsAnExchangeOfATeam": ("completes", "workers make different calls", None),
     "RaisesOnRankOne": ("completes", "rank 1 failed: IndexError: no such neighbour", "raise"),
     "Explodes": ("learns", "the loss is", "def step"),
     "ClaimsToBeIdentical": ("identical", "rank 1 differs from rank 0 after step 1", "def supports"),

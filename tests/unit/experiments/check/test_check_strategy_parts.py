@@ -38,9 +38,6 @@ class Group:
     def barrier(self):
         pass
 
-    def broadcast(self, vector):
-        pass
-
     def exchange(self, vector, received):
         pass
 
@@ -126,24 +123,6 @@ def test_a_group_that_was_split_off_is_compared_on_its_own(tmp_path):
         other.barrier()
     rows = json.loads((tmp_path / calls.MISMATCH).read_text())
     assert [(row["rank"], row["state"]) for row in rows] == [(0, "waits"), (1, "waits")]
-
-
-def test_two_that_wait_for_each_other_in_two_groups_are_refused(tmp_path):
-    (one, first), (_, second) = tracers(tmp_path)
-    part, _ = first.split(0), second.split(0)
-    part.allreduce(torch.zeros(3))
-    one.log.at[0, 1] = 1  # still inside
-    with pytest.raises(WorkerError, match="rank 0: allreduce of 3 numbers, step 0; rank 1: barr"):
-        second.barrier()
-
-
-def test_a_call_that_needs_not_wait_is_no_reason_to_refuse_one_of_another_group(tmp_path):
-    (one, first), (_, second) = tracers(tmp_path)
-    part, _ = first.split(0), second.split(0)
-    part.broadcast(torch.zeros(3))
-    one.log.at[0, 1] = 1
-    second.allreduce(torch.zeros(3))
-    assert second.sums == 1
 
 
 def test_a_call_of_a_group_that_was_split_off_is_logged(tmp_path):

@@ -30,7 +30,6 @@ COLLECTIVE = (
 )  # fmt: skip
 PAIRWISE = ("exchange", "exchange_parts")
 _SIZED = ("allreduce", "allreduce_through", "broadcast", "sum", "maximum", "begin_maximum")
-_LOOSE = ("broadcast", "begin_maximum")  # may end before all have begun
 _OURS = " (by manyhands, between two steps or at the end)"  # where no line of the user's runs
 _SLOTS, _WIDTH = 64, 600  # calls of a group that are remembered, and bytes of each
 _GROUPS = 8  # of a trial whose calls are compared: the whole, and those that `split` made first
@@ -180,21 +179,11 @@ class Tracer:
             self._compare(call, number, group.members)
 
     def _compare(self, call: dict[str, Any], number: int, members: Sequence[int]) -> None:
-        """Refuse a call that is not that of the others in its group, or waits for one who waits."""
+        """Refuse a call that is not that of the others in its group."""
         for other in members:
             theirs = self.log.read(other, number)
-            differs = theirs and any(theirs[key] != call[key] for key in ("call", "step"))
-            if differs or (theirs is None and self._waits_for_us(other)):
+            if theirs and any(theirs[key] != call[key] for key in ("call", "step")):
                 self._refuse(number, members)
-
-    def _waits_for_us(self, other: int) -> bool:
-        """Say whether a process is in a call of another group that this process has not begun."""
-        number, inside = map(int, self.log.at[other])
-        group, call = self.groups.get(number // MOST % _GROUPS), self.log.read(other, number)
-        if not (inside and group and call) or number // MOST // _GROUPS != self.trial + 1:
-            return False
-        waits = call["call"].split()[0] not in _LOOSE
-        return waits and other in group.members and group.calls < number % MOST
 
     def _refuse(self, number: int, members: Sequence[int]) -> None:
         """End the run with where each process of a group is."""
