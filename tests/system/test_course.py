@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 
 from manyhands.experiments.check.course import grade
 
-pytestmark = pytest.mark.timeout(600)  # each test starts dozens of groups of processes
+pytestmark = pytest.mark.timeout(1200)  # each test starts dozens of groups of processes
 
 COURSE = Path(__file__).parents[2] / "course"
 SOLUTIONS = {

@@ -118,9 +118,6 @@ def test_the_page_s_checkpoints_resume_with_the_same_bits(folder):
 
 def test_a_prediction_takes_the_page_s_cost(folder):
     line = ["predict", "--strategies", "mine.py:Nudge", "--workers", 2, "--limit", 320, "--json"]
-    refused = manyhands(*line, *SMALL)
-    assert refused.returncode == 2
-    assert "add def cost(self, workers)" in refused.stderr
     (folder / "mine.py").write_text(extend("def cost"))
     done = manyhands(*line, *SMALL)
     assert done.returncode == 0, done.stderr
