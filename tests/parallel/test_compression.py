@@ -286,3 +286,26 @@ def test_a_loop_of_your_own_compresses_too(comm, method, folder):
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
         assert same_everywhere(one.detach())
+
+
+@pytest.mark.parametrize("method", FEEDBACK)
+def test_a_layer_that_a_step_does_not_reach_still_gets_what_was_left_over(group, method):
+    """With plain SGD at rate 1 the updates and the residuals are together the gradients."""
+    torch.manual_seed(0)
+    model = nn.ParameterDict({name: torch.zeros(30, 30) for name in ("early", "always")})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    exact = {name: torch.zeros(900, dtype=torch.float64) for name in model}
+    with mh.join(model, optimizer, strategy="sync", compress=method) as hands:
+        for step in range(3):  # after the first, the residual of `early` is the largest
+            scale, loss = 0.01**step, 0.0
+            for name in ("early", "always")[step > 0 :]:
+                wanted = scale * gradient(group.rank, step, length=900).view(30, 30)
+                loss = loss + (model[name] * wanted).sum()
+                exact[name] += scale * total(step, length=900)
+            hands.step(loss)
+        kept = hands._loop.state.compressor.state(3)
+        left = kept.get("residual", torch.zeros(1800)).double().numpy()
+    WORLD.Allreduce(MPI.IN_PLACE, left)
+    moved = torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+    expected = torch.cat([exact[name] for name in model]) / group.size - torch.from_numpy(left)
+    torch.testing.assert_close(-moved, expected, rtol=0, atol=1e-4)
