@@ -10,6 +10,7 @@ import torch
 import manyhands as mh
 from manyhands.comm.compression import CODECS, compressed_cost, make_compressor
 from manyhands.comm.compression.powersgd import orthogonalise, split_blocks
+from manyhands.comm.single_process import SingleProcess
 from manyhands.config.options import configure
 from manyhands.config.parse import COMPRESSIONS
 from manyhands.errors import ConfigError
@@ -25,6 +26,13 @@ def test_every_method_is_declared_and_can_be_made():
         assert make_compressor(method, [(9, 9)]).name == method
     assert make_compressor("none", [(9, 9)]) is None
     assert set(CODECS) < set(COMPRESSIONS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sum_without_its_step_is_refused(method):
+    """It would count as a repetition: with the old residual, and the same random numbers."""
+    with pytest.raises(TypeError, match="step"):
+        make_compressor(method, [(9, 9)]).allreduce(torch.zeros(81), SingleProcess())
 
 
 @pytest.mark.parametrize(
