@@ -43,5 +43,5 @@ class Compressor(ABC):
         """Return what is kept for `step`, the next one."""
         return {}
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027 - most keep nothing
         """Take back what `state` returned; what is missing begins anew."""

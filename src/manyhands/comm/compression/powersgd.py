@@ -100,11 +100,11 @@ class PowerSGD(Compressor):
         qs = [m.T @ p for m, p in zip(ms, ps, strict=True)]
         for m, p, q in zip(ms, ps, qs, strict=True):
             m.addmm_(p, q.T, alpha=-1)  # of `a`, which becomes the residual
-        qs = self._sum_together(qs, comm)
-
         for part in exact:
             part.zero_()
-        self._residual.keep(a, step)
+        self._residual.keep(a, step)  # also if the sum fails here: others may have got it
+        qs = self._sum_together(qs, comm)
+
         for block, p, q in zip(self._matrices, ps, qs, strict=True):
             torch.mm(p, q.T, out=vector[block.place].view(block.n, block.m))
         for place, total in zip(self._exact, exact_sums, strict=True):

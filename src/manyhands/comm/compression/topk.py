@@ -53,8 +53,8 @@ class TopK(Compressor):
         received = {j: torch.empty_like(mine) for j in range(comm.size) if j != comm.rank}
         arrive = comm.exchange(mine, received)
         a[chosen] -= values  # what float32 cannot hold stays
+        self._residual.keep(a, step)  # also if it fails here: others may have got the message
         arrive()
-        self._residual.keep(a, step)
         vector.zero_()
         for j in range(comm.size):
             indices, values = _parts(received.get(j, mine), k)

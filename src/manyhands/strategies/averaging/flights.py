@@ -47,13 +47,11 @@ class Stream:
         marks: n_k and n at the moment at which each fragment was sent last.
         flights: What is under way, in the order in which it was sent.
         gathered: All workers hold the same parameters.
-        dropped: Exchanges that a death has ended; MPI may still write into their memory.
     """
 
     marks: list[tuple[float, float]]
     flights: list[Flight] = field(default_factory=list)
     gathered: bool = True
-    dropped: list[Flight] = field(default_factory=list)
 
     def advance(self, *, wait: bool = False) -> None:
         """Begin the second halves of exchanges whose first has arrived, or wait for these.

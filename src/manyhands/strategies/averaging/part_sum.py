@@ -60,7 +60,7 @@ def codec_of(precision: str, dtype: torch.dtype) -> Codec:
 
 
 class PartSum:
-    """A sum in progress. Collective: every worker begins and advances the same ones in the same order.
+    """A sum in progress. Collective: all workers begin and advance the same ones in one order.
 
     Args:
         comm: The workers.

@@ -48,7 +48,7 @@ class CompressedSum:
             if len(reached):
                 worker.comm.allreduce(reached)
         if len(reached):
-            parts = gradient[:dim].split([p.numel() for _, p in named])
+            parts = torch.split(gradient[:dim], [p.numel() for _, p in named])
             moved = torch.stack([part.any() for part in parts])  # the same on all workers
             reached.clamp_(min=moved.to(reached.dtype))
         worker.update(gradient)
