@@ -30,10 +30,13 @@ from run import machine
 from torch import Tensor, nn
 from turns import Found, Record, in_turns, record, seconds, write
 
+from manyhands.config.parse import parse_bandwidth
 from manyhands.launch.machine import write_json
+from manyhands.strategies.sync.overlapped_sum import BUCKET_BYTES, plan_buckets
 
 OURS, ALONE, DDP = "ours", "computing alone", "DDP"
 OVERLAP = f"{OURS}, overlap"
+FORWARD, BOUND = "forward alone", "bound of overlap"
 BUCKETS = (1, 2, 4, 8)  # megabytes; DDP's own default is 25
 METHODS = ("fp16", "bf16", "int8", "topk:0.01", "powersgd:{rank}")
 
@@ -154,7 +157,11 @@ def measure(asked: argparse.Namespace) -> None:
     generator = torch.Generator().manual_seed(comm.rank)
     data = torch.randint(tokens, (8, batch, length), generator=generator)
     with ExitStack() as stack:
-        steps: dict[str, Callable[[Tensor], None]] = {ALONE: plain_step(make_model(asked.quick))}
+        model = make_model(asked.quick)
+        steps: dict[str, Callable[[Tensor], object]] = {
+            ALONE: plain_step(make_model(asked.quick)),
+            FORWARD: lambda x, m=model: loss_of(m, x),  # type: ignore[misc]
+        }
         for name, options in list_ours(asked).items():
             model = make_model(asked.quick)
             loop = mh.join(model, make_optimizer(model), strategy="sync", **options)
@@ -163,7 +170,7 @@ def measure(asked: argparse.Namespace) -> None:
         make_torch_group("gloo")
         steps |= ddp_steps(asked)
 
-        def way(step: Callable[[Tensor], None]) -> Callable[[], float]:
+        def way(step: Callable[[Tensor], object]) -> Callable[[], float]:
             return lambda: seconds(lambda i: step(data[i % 8]), asked.steps, comm.Barrier)
 
         ways = {name: way(step) for name, step in steps.items()}
@@ -176,8 +183,8 @@ def measure(asked: argparse.Namespace) -> None:
                 found[name].append(comm.allreduce(values[0], MPI.MAX))
             rounds += 1
     if comm.rank == 0:
-        parameters = sum(p.numel() for p in make_model(asked.quick).parameters())
-        write(asked.out, *make_records(asked, found, parameters, comm.size))
+        lengths = [p.numel() for p in make_model(asked.quick).parameters()]
+        write(asked.out, *make_records(asked, found, lengths, comm.size))
 
 
 def _goes_on(asked: argparse.Namespace, rounds: int, spent: float) -> bool:
@@ -185,22 +192,40 @@ def _goes_on(asked: argparse.Namespace, rounds: int, spent: float) -> bool:
     return rounds < asked.rounds and (not rounds or spent + spent / rounds <= 60 * asked.minutes)
 
 
+def bound(found: Found, lengths: list[int], hosts: int, bandwidth: str) -> list[float]:
+    """Return by round the seconds below which no exact step with these gradients can be.
+
+    The larger of computing + the last piece on the network, and forward + all of it. The last piece
+    are the buckets that wait for the gradient that backward has last: that of a tied embedding.
+    """
+    each = 2 * (hosts - 1) / hosts * 32 / parse_bandwidth(bandwidth)  # seconds per number
+    last = sum(
+        span.stop - span.start for span in plan_buckets(lengths, BUCKET_BYTES // 4)[-1].spans
+    )
+    return [
+        max(alone + last * each, forward + sum(lengths) * each)
+        for alone, forward in zip(found[ALONE], found[FORWARD], strict=True)
+    ]
+
+
 def make_records(
-    asked: argparse.Namespace, found: Found, parameters: int, hosts: int
+    asked: argparse.Namespace, found: Found, lengths: list[int], hosts: int
 ) -> list[Record]:
     """Return a record of the exact ways, and one of the compressed, each with its bars."""
+    found = {**found, BOUND: bound(found, lengths, hosts, asked.bandwidth)}
     tuned = {name: values for name, values in found.items() if name.startswith(f"{DDP}, buckets")}
     best = min(tuned, key=lambda name: sorted(tuned[name])[len(tuned[name]) // 2])
     hooks = [name for name in found if name.endswith("hook")]
     slow = asked.bandwidth != "1Gbit"
-    facts = {"parameters": parameters, "hosts": hosts, "bandwidth": asked.bandwidth,
+    facts = {"parameters": sum(lengths), "hosts": hosts, "bandwidth": asked.bandwidth,
              "best buckets": best, "batch_size": asked.batch_size, "rank": asked.rank,
              "all": found}  # fmt: skip
     unnamed = {name for name in found if "," not in name}
     exact = {name: found[name] for name in found if name in {OVERLAP, *unnamed, *tuned}}
     bars = {best: (1.05, False)} if slow else {DDP: (1.15, False), best: (1.05, False)}
     what = f"a step between {hosts} hosts, {asked.bandwidth}"
-    records = [record(what, exact, unit="ms", ours=OURS, bars=bars, **facts)]
+    bars[BOUND] = (1.1, True)
+    records = [record(what, exact, unit="ms", ours=OVERLAP, bars=bars, **facts)]
     for method in list_methods(asked):
         mine = f"{OURS}, {method}"
         some = {name: found[name] for name in [mine, ALONE, OURS, DDP, *hooks]}
@@ -261,11 +286,13 @@ def train(asked: argparse.Namespace) -> None:
         write(asked.out, record(what, found, unit="nats", bars={}, ours=OURS, all=found))
 
 
-def start_group(asked: argparse.Namespace, role: str) -> None:
+def start_group(asked: argparse.Namespace, role: str, **changed: object) -> None:
     """Start the processes of one group: in the lab if we are in one."""
     from manyhands.launch.mpi import find_mpi, mpiexec_command
 
-    line, environment = mpiexec_command(find_mpi(), asked.hosts, [__file__, *_again(role)])
+    line, environment = mpiexec_command(
+        find_mpi(), asked.hosts, [__file__, *_again(role, **changed)]
+    )
     subprocess.run(line, env=environment, check=True)
 
 
@@ -289,8 +316,7 @@ def start_labs(asked: argparse.Namespace) -> None:
             records += json.loads(part.read_text())
             _keep(asked.out, records)
         if asked.train_steps:
-            sys.argv.append(f"--out={part}")
-            start_group(asked, "train")
+            start_group(asked, "train", out=part)
             records += json.loads(part.read_text())
     _keep(asked.out, records)
     for one in records:

@@ -3,8 +3,8 @@
 `python studies/diloco.py --workers 4 --out diloco.json` trains a small transformer on the Python
 standard library's sources with `sync`, and with `averaging` at periods 1, 10 and 50, with and
 without an outer optimizer. All see equally many examples. Each method's settings come from a search
-of equal size on a validation part: inner rates, and for DiLoCo the same number of inner and outer
-rates together. The best setting of each runs with more seeds.
+of equal size on a validation part, over the same range of inner rates: six of them, or for DiLoCo
+three with two outer rates each. The best setting of each runs with more seeds.
 
 The loss per step depends on no bandwidth, so nothing here is slowed down. The time of a step on a
 slow network is `manyhands predict`'s and `manyhands lab`'s matter.
@@ -30,8 +30,8 @@ from manyhands.launch.machine import machine
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from transformer_on_text import BLOCK, LETTERS, Transformer, library, windows
 
-RATES = (1e-3, 3e-3, 1e-2)
-OUTER = ((3e-3, 0.7), (1e-2, 0.7), (3e-3, 1.0))  # as many settings: inner rate, outer rate
+RATES = (1e-3, 1.6e-3, 2.5e-3, 4e-3, 6.3e-3, 1e-2)
+OUTER = tuple((lr, outer) for lr in (1e-3, 3e-3, 1e-2) for outer in (0.7, 1.0))  # as many
 PERIODS = (1, 10, 50)
 Setting = dict[str, Any]
 

@@ -68,14 +68,14 @@ def test_all_workers_get_the_same_bits_and_a_repetition_gives_them_again(group, 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_worker_compresses_nothing(method):
     vector = gradient(0)
-    make_compressor(method, SHAPES).allreduce(vector, MPICommunicator(MPI.COMM_SELF))
+    make_compressor(method, SHAPES).allreduce(vector, MPICommunicator(MPI.COMM_SELF), 0)
     assert torch.equal(vector, gradient(0))
 
 
 @pytest.mark.parametrize(("name", "relative"), [("fp16", 2**-11), ("bf16", 2**-8)])
 def test_half_precision_rounds_each_number_twice(group, name, relative):
     vector = gradient(group.rank)
-    Coded(CODECS[name]).allreduce(vector, group)
+    Coded(CODECS[name]).allreduce(vector, group, 0)
     parts = torch.stack([gradient(rank) for rank in range(group.size)]).double()
     # Each part by half a unit, then the sum by half a unit.
     allowed = relative * (parts.abs().sum(0) + parts.sum(0).abs()) * 1.01 + 1e-7
@@ -147,7 +147,7 @@ def test_what_is_kept_goes_on_bit_for_bit(group, method):
 
 def test_top_k_of_everything_is_the_sum(group):
     vector = gradient(group.rank)
-    TopK(1.0).allreduce(vector, group)
+    TopK(1.0).allreduce(vector, group, 0)
     torch.testing.assert_close(vector.double(), total(), rtol=0, atol=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_top_k_sends_the_largest(group):
     if group.size == 1:
         return
     vector = gradient(group.rank)
-    TopK(0.01).allreduce(vector, group)
+    TopK(0.01).allreduce(vector, group, 0)
     expected = torch.zeros(LENGTH, dtype=torch.float64)
     for rank in range(group.size):
         g = gradient(rank).double()
@@ -166,7 +166,7 @@ def test_top_k_sends_the_largest(group):
 
 def test_powersgd_of_full_rank_is_the_sum(group):
     vector = gradient(group.rank)
-    PowerSGD(30, SHAPES).allreduce(vector, group)
+    PowerSGD(30, SHAPES).allreduce(vector, group, 0)
     torch.testing.assert_close(vector.double(), total(), rtol=0, atol=1e-5)
 
 
@@ -179,7 +179,7 @@ def test_powersgd_recovers_a_matrix_of_its_rank_at_once(group):
         return (left @ gradient(rank, 6, length=2 * m).view(2, m)).reshape(-1)
 
     vector = matrix(group.rank)
-    PowerSGD(2, [(n, m)]).allreduce(vector, group)
+    PowerSGD(2, [(n, m)]).allreduce(vector, group, 0)
     exact = sum(matrix(rank) for rank in range(group.size))
     torch.testing.assert_close(vector, exact, rtol=0, atol=1e-4)
 
@@ -286,3 +286,26 @@ def test_a_loop_of_your_own_compresses_too(comm, method, folder):
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
         assert same_everywhere(one.detach())
+
+
+@pytest.mark.parametrize("method", FEEDBACK)
+def test_a_layer_that_a_step_does_not_reach_still_gets_what_was_left_over(group, method):
+    """With plain SGD at rate 1 the updates and the residuals are together the gradients."""
+    torch.manual_seed(0)
+    model = nn.ParameterDict({name: torch.zeros(30, 30) for name in ("early", "always")})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    exact = {name: torch.zeros(900, dtype=torch.float64) for name in model}
+    with mh.join(model, optimizer, strategy="sync", compress=method) as hands:
+        for step in range(3):  # after the first, the residual of `early` is the largest
+            scale, loss = 0.01**step, 0.0
+            for name in ("early", "always")[step > 0 :]:
+                wanted = scale * gradient(group.rank, step, length=900).view(30, 30)
+                loss = loss + (model[name] * wanted).sum()
+                exact[name] += scale * total(step, length=900)
+            hands.step(loss)
+        kept = hands._loop.state.compressor.state(3)
+        left = kept.get("residual", torch.zeros(1800)).double().numpy()
+    WORLD.Allreduce(MPI.IN_PLACE, left)
+    moved = torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+    expected = torch.cat([exact[name] for name in model]) / group.size - torch.from_numpy(left)
+    torch.testing.assert_close(-moved, expected, rtol=0, atol=1e-4)

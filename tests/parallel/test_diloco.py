@@ -88,6 +88,23 @@ def test_outer_steps_are_the_algorithm_as_printed(blobs, tmp_path, kind, fragmen
     assert same_everywhere(worker, worker.params)
 
 
+@pytest.mark.parametrize("precision", ["full", "int8"])
+def test_when_messages_arrive_changes_no_bit(blobs, tmp_path, monkeypatch, precision):
+    """Each worker sees others arrive, and averages meanwhile by messages on the same channel."""
+    strategy = mh.Averaging(
+        period=6, outer_optimizer="sgd", outer_fragments=3, outer_delay=5, outer_precision=precision
+    )
+    object.__setattr__(strategy, "allreduce", "ring")  # of the averages only
+    given = {"max_steps": 25, "batch_size": 60, "limit": 480, "strategy": strategy}
+    expected = train(smooth, blobs, WORLD, tmp_path, **given)
+    for other in range(2):
+        draw = np.random.default_rng((WORLD.rank, other))
+        monkeypatch.setattr(PartSum, "arrived", lambda part, draw=draw: draw.random() < 0.4)
+        worker = train(smooth, blobs, WORLD, tmp_path, **given)
+        assert torch.equal(worker.params, expected.params)
+        assert torch.equal(worker.state.outer.theta, expected.state.outer.theta)
+
+
 @pytest.mark.parametrize(("precision", "most"), [("fp16", 2**-11), ("bf16", 2**-8), ("int8", 0.05)])
 @pytest.mark.parametrize("delay", [0, 2])
 def test_a_lower_precision_costs_little_and_keeps_replicas_alike(

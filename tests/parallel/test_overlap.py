@@ -9,7 +9,7 @@ from mpi4py import MPI
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.checkpoint import checkpoint
-from training import smooth, train
+from training import note_buckets, smooth, train
 
 import manyhands as mh
 from manyhands.comm.mpi import MPICommunicator
@@ -122,27 +122,11 @@ def test_the_sum_is_that_after_backward(loop, comm):
 
 
 def test_buckets_begin_during_backward(size, monkeypatch):
-    begun, inside = [], []
-    begin = overlapped_sum._Bucket.begin
-
-    def noted(bucket):
-        begun.append(bool(inside))
-        begin(bucket)
-
-    monkeypatch.setattr(overlapped_sum._Bucket, "begin", noted)
+    begun = note_buckets(monkeypatch)
     model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))).double()
     with mh.join(model, torch.optim.SGD(model.parameters(), lr=0.1), overlap=True) as hands:
         x = torch.ones(2, 6, dtype=torch.float64)
-        loss = model(x).sum()
-        backward = loss.backward
-
-        def tracked():
-            inside.append(1)
-            backward()
-            inside.clear()
-
-        loss.backward = tracked
-        hands.step(loss)
+        hands.step(model(x).sum())
     if size == 1:
         assert not begun
     else:
@@ -222,6 +206,28 @@ def test_a_gradient_that_comes_in_two_parts_is_refused(size):
             backward_twice(model, hands)
 
 
+class Sparse(nn.Module):
+    """An embedding whose gradient backward has last."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.last = nn.Embedding(6, 40, sparse=True), nn.Linear(40, 3)
+
+    def forward(self, x):
+        return self.last(self.embed(x.argmax(1)))
+
+
+@UP_TO_TWO
+def test_a_sparse_gradient_is_refused_before_its_bucket_begins(size):
+    with joined(True, Sparse) as (model, hands):
+        with pytest.raises(ConfigError, match=r"embed\.weight has a sparse gradient"):
+            backward_twice(model, hands)
+        again = "an earlier backward pass failed" if size > 1 else "sparse gradient"
+        model.zero_grad()
+        with pytest.raises((ConfigError, WorkerError), match=again):
+            backward_twice(model, hands)
+
+
 @UP_TO_TWO
 def test_no_step_follows_a_backward_pass_that_failed_half_way(size):
     with joined(True) as (model, hands):
@@ -239,7 +245,8 @@ def test_no_step_follows_a_backward_pass_that_failed_half_way(size):
 
 
 @pytest.mark.parametrize("given", [{"batch_size": 50}, {"clip_norm": 0.1}, {"optimizer": "adamw"}])
-def test_a_run_of_fit_ends_where_it_ends_without(given, blobs, comm, tmp_path):
+def test_a_run_of_fit_ends_where_it_ends_without(given, blobs, comm, tmp_path, monkeypatch):
+    begun = note_buckets(monkeypatch)
     given = {"strategy": "sync", "epochs": 2, "limit": 500, "batch_size": 64, "seed": 3} | given
     ends = []
     for overlap in (False, True):
@@ -249,6 +256,8 @@ def test_a_run_of_fit_ends_where_it_ends_without(given, blobs, comm, tmp_path):
         ends.append(worker.params.clone())
         parts = worker.comm.meter.costs.get("exchange parts")
         assert bool(parts and parts.messages) == (overlap and comm.size > 1)
+        assert bool(begun) == (overlap and comm.size > 1)
+    assert begun.count(False) == 0
     if comm.size <= 2:
         assert torch.equal(*ends)
     else:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from training import WORLD, distance, smooth, train
+from training import WORLD, distance, note_buckets, smooth, train
 
 import manyhands as mh
 from manyhands.config.options import configure
@@ -32,6 +32,7 @@ OVERLAPPED = mh.Sync(overlap=True)
 @pytest.mark.parametrize("strategy", ["sync", OVERLAPPED, "averaging", STREAMED, "gossip"], ids=str)
 def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path, monkeypatch):
     monkeypatch.setattr(overlapped_sum, "BUCKET_BYTES", 200)
+    begun = note_buckets(monkeypatch)
     data = store("blobs", tmp_path / "data")
     given = {"strategy": strategy, "dtype": "float64", "epochs": 1, "batch_size": 60, "limit": 600}
     ends = []
@@ -45,6 +46,8 @@ def test_training_ends_where_it_does_over_mpi(strategy, over, tmp_path, monkeypa
     counted = named.get(strategy, f"allreduce {over}")
     if WORLD.size > 1:
         assert worker.comm.meter.costs[counted].payload > 0
+    assert bool(begun) == (strategy == OVERLAPPED and WORLD.size > 1)
+    assert begun.count(False) == 0
 
 
 @pytest.mark.parametrize("method", ["int8", "topk:0.1"])

@@ -14,6 +14,7 @@ from manyhands.comm.mpi import MPICommunicator
 from manyhands.config.options import configure
 from manyhands.data import Plan, Stored
 from manyhands.launch.status_board import BOARD_FILE, Board
+from manyhands.strategies.sync import overlapped_sum
 from manyhands.training.job import Job
 from manyhands.training.process import build
 from manyhands.training.process.joined_main import join
@@ -77,6 +78,18 @@ def once(make):
     while not done.Test():
         time.sleep(0.01)
     return WORLD.bcast(made)
+
+
+def note_buckets(monkeypatch):
+    """Return a list that says of every bucket of `overlap` whether it began inside backward."""
+    begun, begin = [], overlapped_sum._Bucket.begin
+
+    def noted(bucket):
+        begun.append(torch._C._current_graph_task_id() != -1)
+        begin(bucket)
+
+    monkeypatch.setattr(overlapped_sum._Bucket, "begin", noted)
+    return begun
 
 
 def distance(one, other):

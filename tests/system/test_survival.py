@@ -151,6 +151,19 @@ def test_sync_has_all_its_workers_again_from_the_next_checkpoint(tmp_path, alone
     assert np.abs(weights(tmp_path / "run/model.safetensors") - expected).max() < 1e-10
 
 
+@pytest.mark.parametrize(("rank", "phase"), [(1, "gradient"), (0, "exchange"), (2, "update")])
+@pytest.mark.parametrize("compress", ["topk:0.1", "powersgd:2"])
+def test_a_compressed_sum_outlives_a_worker(tmp_path, alone, compress, rank, phase):
+    """The replicas stay bit-identical, which each epoch's check holds to."""
+    with Faults().kill(rank=rank, step=45, phase=phase):
+        record = fit(tmp_path / "run", **SURVIVE, compress=compress).record
+    (event,) = record["story"]
+    assert (event["lost"], event["workers"]) == ([rank], 2)
+    for key in ("steps", "examples"):
+        assert record["result"][key] == alone[1]["result"][key]
+    assert abs(record["result"]["loss"] - alone[1]["result"]["loss"]) < 0.05  # 1.4 at first
+
+
 @pytest.mark.parametrize("strategy", ["averaging", "gossip"])
 def test_who_has_a_model_of_its_own_starts_again_from_the_average(tmp_path, alone, strategy):
     with Faults().kill(rank=1, step=13, phase="gradient"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -103,25 +104,16 @@ class MPICommunicator:
 
     def exchange(self, vector: Tensor, received: Mapping[int, Tensor]) -> Callable[[], None]:
         """Begin an exchange, as `Communicator` describes it; the result ends it."""
-        array, group = vector.numpy(), channel(self.comm)
-        begin = time.perf_counter()
-        requests = [group.comm.Irecv(theirs.numpy(), rank) for rank, theirs in received.items()]
-        requests += [group.comm.Isend(array, rank) for rank in received]
-        begun = time.perf_counter() - begin
-
-        def end() -> None:
-            begin = time.perf_counter()
-            group.wait(*requests)
-            seconds = begun + time.perf_counter() - begin
-            self.meter.add_exchange(array.nbytes, len(received), seconds)
-
-        return end
+        count = partial(self.meter.add_exchange, vector.nbytes, len(received))
+        return _Messages(self.comm, dict.fromkeys(received, vector), received, 0, count)
 
     def exchange_parts(
         self, parts: Mapping[int, Tensor], received: Mapping[int, Tensor], tag: int = 0
     ) -> Exchange:
         """Begin an exchange of parts, as `Communicator` describes it; the result ends it."""
-        return _Parts(self, parts, received, tag)
+        sent = sum(part.nbytes for part in parts.values())
+        count = partial(self.meter.add_parts, sent, len(parts))
+        return _Messages(self.comm, parts, received, tag, count)
 
     def progress(self) -> None:
         """Make progress on exchanges that have begun."""
@@ -184,29 +176,46 @@ class MPICommunicator:
         self.comm.Abort(code)
 
 
-class _Parts:
-    """An exchange of parts in progress."""
+class _Messages:
+    """Messages in progress.
+
+    Their requests hold the memory that MPI reads and writes. Until they are complete nothing frees
+    it, although whoever began them may be gone: where a worker dies, what waits raises.
+
+    Args:
+        comm: The workers.
+        parts: What is sent to whom.
+        received: Where that of others goes.
+        tag: That of all messages.
+        count: Is called with the seconds in MPI, once all have arrived.
+    """
+
+    _open: ClassVar[set[_Messages]] = set()
 
     def __init__(
         self,
-        comm: MPICommunicator,
+        comm: MPI.Comm,
         parts: Mapping[int, Tensor],
         received: Mapping[int, Tensor],
         tag: int,
+        count: Callable[[float], None],
     ) -> None:
-        self._group, self._meter = channel(comm.comm), comm.meter
-        self._sent, self._count = sum(part.nbytes for part in parts.values()), len(parts)
+        self._group, self._count = channel(comm), count
+        self._requests: list[MPI.Request] = []
+        self._open.add(self)
         begin, group = time.perf_counter(), self._group.comm
-        self._requests = [group.Irecv(their.numpy(), rank, tag) for rank, their in received.items()]
-        self._requests += [group.Isend(part.numpy(), rank, tag) for rank, part in parts.items()]
+        for rank, theirs in received.items():
+            self._requests.append(group.Irecv(theirs.numpy(), rank, tag))
+        for rank, part in parts.items():
+            self._requests.append(group.Isend(part.numpy(), rank, tag))
         self._seconds = time.perf_counter() - begin
 
     def __call__(self) -> None:
-        """Wait until all parts have arrived."""
+        """Wait until all have arrived."""
         begin = time.perf_counter()
         self._group.wait(*self._requests)
-        seconds = self._seconds + time.perf_counter() - begin
-        self._meter.add_parts(self._sent, self._count, seconds)
+        self._open.discard(self)
+        self._count(self._seconds + time.perf_counter() - begin)
 
     def arrived(self) -> bool:
         """Return whether all have arrived."""

@@ -24,6 +24,7 @@ class EarlyGradients:
         named: The parameters, by name.
         vector: Where they move to, one after the other; it may be longer.
         ready: Is called with a parameter's number once its gradient is in its place.
+        check: Is called with that number before the gradient moves, and refuses it by raising.
     """
 
     def __init__(
@@ -31,11 +32,12 @@ class EarlyGradients:
         named: Sequence[tuple[str, nn.Parameter]],
         vector: Tensor,
         ready: Callable[[int], None],
+        check: Callable[[int], None] = lambda number: None,
     ) -> None:
         counts = [p.numel() for _, p in named]
         parts = zip(torch.split(vector[: sum(counts)], counts), named, strict=True)
         self._named, self._views = named, [part.view(p.shape) for part, (_, p) in parts]
-        self._ready = ready
+        self._ready, self._check = ready, check
         self._weight: float | None = None
         self._moved = [False] * len(named)
         self._broken = False
@@ -55,6 +57,8 @@ class EarlyGradients:
                 "an earlier backward pass failed while its gradients were under way to the other "
                 "workers, so this worker cannot take another step; expected the script to end"
             )
+        for number in range(len(self._named)):  # what an earlier backward pass has left
+            self._check(number)
         self._moved = [False] * len(self._named)
         self._weight = weight
         try:
@@ -75,6 +79,7 @@ class EarlyGradients:
 
     def _accumulated(self, number: int, _: Tensor) -> None:
         if self._weight is not None:
+            self._check(number)
             self._move(number, self._weight)
             self._moved[number] = True
             self._ready(number)

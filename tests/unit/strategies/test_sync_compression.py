@@ -10,6 +10,7 @@ import torch
 import manyhands as mh
 from manyhands.comm.compression import CODECS, compressed_cost, make_compressor
 from manyhands.comm.compression.powersgd import orthogonalise, split_blocks
+from manyhands.comm.single_process import SingleProcess
 from manyhands.config.options import configure
 from manyhands.config.parse import COMPRESSIONS
 from manyhands.errors import ConfigError
@@ -25,6 +26,13 @@ def test_every_method_is_declared_and_can_be_made():
         assert make_compressor(method, [(9, 9)]).name == method
     assert make_compressor("none", [(9, 9)]) is None
     assert set(CODECS) < set(COMPRESSIONS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sum_without_its_step_is_refused(method):
+    """It would count as a repetition: with the old residual, and the same random numbers."""
+    with pytest.raises(TypeError, match="step"):
+        make_compressor(method, [(9, 9)]).allreduce(torch.zeros(81), SingleProcess())
 
 
 @pytest.mark.parametrize(
@@ -86,6 +94,35 @@ def test_a_new_worker_does_not_send_another_one_s_residual(method, rank):
     assert numbers == {"rank": rank}
     if method.startswith("powersgd"):
         assert torch.equal(state["q.0"], kept["q.0"])
+
+
+class Dying(SingleProcess):
+    """One of two workers; the other dies in an exchange or all-reduce, after so many sums."""
+
+    def __init__(self, sums):
+        super().__init__()
+        self.size, self.sums = 2, sums
+
+    def exchange(self, vector, received):
+        return lambda: self.allreduce(vector)
+
+    def allreduce(self, vector, algorithm="auto"):
+        self.sums -= 1
+        if self.sums < 0:
+            raise ConnectionError
+
+
+@pytest.mark.parametrize(("method", "sums"), [("topk:0.5", 0), ("powersgd:1", 1)])
+def test_what_a_step_that_failed_has_sent_is_not_sent_again_if_others_completed_it(method, sums):
+    compressor, other = (make_compressor(method, [(9, 9)]) for _ in range(2))
+    gradient = torch.randn(81, generator=torch.Generator().manual_seed(0))
+    vector = gradient.clone()
+    with pytest.raises(ConnectionError):
+        compressor.allreduce(vector, Dying(sums), 4)
+    assert torch.equal(vector, gradient)
+    other.allreduce(vector, Dying(9), 4)
+    assert "residual" not in compressor.state(4)  # it may be repeated
+    assert torch.equal(compressor.state(5)["residual"], other.state(5)["residual"])
 
 
 def test_the_blocks_of_powersgd_cover_the_vector_once():

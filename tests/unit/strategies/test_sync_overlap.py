@@ -99,6 +99,28 @@ def test_only_a_failure_after_the_first_gradient_ends_it():
         gradients.fill(lambda: None, 1.0)
 
 
+def test_a_gradient_that_is_refused_is_not_reported():
+    module, order = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), []
+
+    def check(number):
+        if number == 1 and module[0].bias.grad is not None:
+            raise ConfigError("refused")
+
+    named = list(module.named_parameters())
+    gradients = EarlyGradients(named, torch.zeros(26), order.append, check)
+    module(torch.ones(1, 3)).sum().backward()
+    with pytest.raises(ConfigError, match="refused"):  # before anything is under way
+        gradients.fill(lambda: module(torch.ones(1, 3)).sum().backward(), 1.0)
+    assert order == []
+    module.zero_grad()
+    with pytest.raises(ConfigError, match="refused"):
+        gradients.fill(lambda: module(torch.ones(1, 3)).sum().backward(), 1.0)
+    assert order
+    assert 1 not in order
+    with pytest.raises(WorkerError, match="under way"):
+        gradients.fill(lambda: None, 1.0)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

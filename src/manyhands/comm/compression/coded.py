@@ -15,17 +15,16 @@ ring; P − 1 messages twice; 2 steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from manyhands.allreduce.buffers import cuts
 from manyhands.comm.communicator import Communicator
 from manyhands.comm.compression.codec import Codec
+from manyhands.comm.compression.compressor import Compressor
 
 
-class Coded:
+class Coded(Compressor):
     """Sums vectors by coded messages; it keeps nothing between steps.
 
     Args:
@@ -37,14 +36,7 @@ class Coded:
         self.name = codec.name
         self._codec, self._seed = codec, seed
 
-    def allreduce(self, vector: Tensor, comm: Communicator, step: int = 0) -> None:
-        """Sum `vector` over the group, in place. Collective."""
-        if comm.size == 1:
-            return
-        with comm.meter.as_one(f"allreduce {self.name}", vector.nbytes):
-            self._allreduce(vector, comm, step)
-
-    def _allreduce(self, vector: Tensor, comm: Communicator, step: int) -> None:
+    def _sum(self, vector: Tensor, comm: Communicator, step: int) -> None:
         codec, rank, size = self._codec, comm.rank, comm.size
         bounds, key = cuts(len(vector), size), (self._seed, step, rank)
         pieces = [vector[bounds[j] : bounds[j + 1]] for j in range(size)]
@@ -66,13 +58,6 @@ class Coded:
         comm.exchange(mine, incoming)()
         for j, piece in enumerate(pieces):
             piece.copy_(codec.decode(mine if j == rank else incoming[j], len(piece)))
-
-    def state(self, step: int) -> dict[str, Tensor]:
-        """Return nothing."""
-        return {}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Do nothing."""
 
 
 def _empty(codec: Codec, length: int) -> Tensor:

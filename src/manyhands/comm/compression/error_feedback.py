@@ -21,7 +21,8 @@ class Residual:
     """The e of one worker, shape (dim,).
 
     A step's new residual replaces the old one when a later step begins. A step that failed because
-    another worker died, and is repeated, begins with the old one.
+    another worker died, and is repeated, begins with the old one. If instead another worker has
+    completed the step, this one goes on with the new one: what it sent was used.
     """
 
     def __init__(self) -> None:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from manyhands.comm.communicator import Communicator
+from manyhands.comm.compression.compressor import Compressor
 from manyhands.comm.compression.error_feedback import Residual
 
 _DEPENDENT = 1e-10  # of a column's length: what is left of one that depends on those before it
@@ -60,7 +61,7 @@ def split_blocks(shapes: Sequence[Sequence[int]], rank: int) -> tuple[list[Block
     return matrices, exact
 
 
-class PowerSGD:
+class PowerSGD(Compressor):
     """Sums gradients by products of low rank, with error feedback and warm start.
 
     Args:
@@ -86,38 +87,31 @@ class PowerSGD:
         drawn = np.random.Generator(np.random.SFC64(key)).standard_normal(shape, np.float32)
         return torch.from_numpy(drawn)
 
-    def allreduce(self, vector: Tensor, comm: Communicator, step: int = 0) -> None:
-        """Sum `vector` over the group, in place. Collective."""
-        if comm.size == 1:
-            return
-        with comm.meter.as_one(f"allreduce {self.name}", vector.nbytes):
-            self._allreduce(vector, comm, step)
-
-    def _allreduce(self, vector: Tensor, comm: Communicator, step: int) -> None:
+    def _sum(self, vector: Tensor, comm: Communicator, step: int) -> None:
         a = self._residual.add_to(vector, step)
         ms = [a[block.place].view(block.n, block.m) for block in self._matrices]
         exact = [a[place] for place in self._exact]
 
         ps = [m @ q.to(m.dtype) for m, q in zip(ms, self._q, strict=True)]
-        first = self._sum([*ps, *exact], comm)
+        first = self._sum_together([*ps, *exact], comm)
         ps, exact_sums = first[: len(ms)], first[len(ms) :]
         ps = [orthogonalise(p) for p in ps]
 
         qs = [m.T @ p for m, p in zip(ms, ps, strict=True)]
         for m, p, q in zip(ms, ps, qs, strict=True):
             m.addmm_(p, q.T, alpha=-1)  # of `a`, which becomes the residual
-        qs = self._sum(qs, comm)
-
         for part in exact:
             part.zero_()
-        self._residual.keep(a, step)
+        self._residual.keep(a, step)  # also if the sum fails here: others may have got it
+        qs = self._sum_together(qs, comm)
+
         for block, p, q in zip(self._matrices, ps, qs, strict=True):
             torch.mm(p, q.T, out=vector[block.place].view(block.n, block.m))
         for place, total in zip(self._exact, exact_sums, strict=True):
             vector[place] = total
         self._q = [self._revive(i, step, q) for i, q in enumerate(qs)]
 
-    def _sum(self, parts: Sequence[Tensor], comm: Communicator) -> list[Tensor]:
+    def _sum_together(self, parts: Sequence[Tensor], comm: Communicator) -> list[Tensor]:
         """Return the sums of several tensors over the group, by one all-reduce."""
         if not parts:
             return []

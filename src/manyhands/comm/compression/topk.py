@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from manyhands.comm.communicator import Communicator
+from manyhands.comm.compression.compressor import Compressor
 from manyhands.comm.compression.error_feedback import Residual
 
 
@@ -29,7 +30,7 @@ def count_kept(fraction: float, length: int) -> int:
     return min(length, max(1, round(fraction * length)))
 
 
-class TopK:
+class TopK(Compressor):
     """Sums the largest numbers of each worker, with error feedback.
 
     Args:
@@ -41,14 +42,7 @@ class TopK:
         self._fraction = fraction
         self._residual = Residual()
 
-    def allreduce(self, vector: Tensor, comm: Communicator, step: int = 0) -> None:
-        """Sum `vector` over the group, in place. Collective."""
-        if comm.size == 1:
-            return
-        with comm.meter.as_one(f"allreduce {self.name}", vector.nbytes):
-            self._allreduce(vector, comm, step)
-
-    def _allreduce(self, vector: Tensor, comm: Communicator, step: int) -> None:
+    def _sum(self, vector: Tensor, comm: Communicator, step: int) -> None:
         k = count_kept(self._fraction, len(vector))
         a = self._residual.add_to(vector, step)
         chosen = torch.topk(a.abs(), k, sorted=False).indices.sort().values
@@ -59,8 +53,8 @@ class TopK:
         received = {j: torch.empty_like(mine) for j in range(comm.size) if j != comm.rank}
         arrive = comm.exchange(mine, received)
         a[chosen] -= values  # what float32 cannot hold stays
+        self._residual.keep(a, step)  # also if it fails here: others may have got the message
         arrive()
-        self._residual.keep(a, step)
         vector.zero_()
         for j in range(comm.size):
             indices, values = _parts(received.get(j, mine), k)

@@ -103,21 +103,24 @@ def estimate_exchange(known: Calibration, placement: Placement, neighbours: int)
     return placement.network.latency + neighbours * group.latency + wire + mix
 
 
-def part_sum_bytes(known: Calibration, workers: int, precision: str) -> float:
-    """Return the bytes that each worker sends for a sum in parts (`averaging/part_sum.py`)."""
+def part_sum_bytes(known: Calibration, workers: int, precision: str, fragments: int) -> float:
+    """Return the bytes that each worker sends to sum a fragment (`averaging/part_sum.py`)."""
     import torch
 
     codec = codec_of(precision, torch.float64 if known.itemsize == 8 else torch.float32)
-    return 2 * (workers - 1) * codec.nbytes(math.ceil(known.parameters / workers))
+    return 2 * (workers - 1) * codec.nbytes(math.ceil(known.parameters / fragments / workers))
 
 
-def estimate_part_sum(known: Calibration, placement: Placement, precision: str) -> float:
-    """Return the seconds of a sum in parts of the model's vector, in that precision."""
+def estimate_part_sum(
+    known: Calibration, placement: Placement, precision: str, fragments: int
+) -> float:
+    """Return the seconds in which a fragment of the model's vector is summed, in that precision."""
     workers, network = placement.workers, placement.network
     if workers == 1:
         return 0.0
-    sent = part_sum_bytes(known, workers, precision)
-    group, added = _find_group(known, placement.here()), known.nbytes * known.add_per_byte
+    sent = part_sum_bytes(known, workers, precision, fragments)
+    group = _find_group(known, placement.here())
+    added = known.nbytes / fragments * known.add_per_byte
     started = 2 * (workers - 1) * group.latency + added
     if network is None:
         crowd = max(1.0, workers / known.cores)

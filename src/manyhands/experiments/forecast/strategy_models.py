@@ -97,23 +97,34 @@ def _averaging(strategy: Any, case: Case, workers: int) -> Forecast:
     placement = case.placement(workers, whole=False)
     encoded = strategy.streams or strategy.outer_precision != "full"
     notes: tuple[str, ...] = ()
+    fragments, precision = strategy.outer_fragments, strategy.outer_precision
+    exchange = estimate_part_sum(case.known, placement, precision, fragments) if encoded else 0.0
     if encoded:
-        talking = estimate_part_sum(case.known, placement, strategy.outer_precision)
+        talking = fragments * exchange
     else:
         talking, notes = estimate_allreduce(case.known, placement, strategy.allreduce)
     compute = _together(case.known, placement, talking=0.0, every=1).compute
     period = _expected_period(strategy, case, placement, compute=compute, talking=talking)
-    # While a fragment is under way, so many steps hide its exchange.
-    hidden = strategy.outer_fragments * strategy.outer_delay * compute
-    talking = max(0.0, talking - hidden) / period
-    every = max(1, int(period / strategy.outer_fragments))
+    if strategy.outer_delay:
+        talking = fragments * _visible(exchange / 2, strategy.outer_delay, compute)
+    talking /= period
+    every = max(1, int(period / fragments))
     if encoded and workers > 1:
-        sent = part_sum_bytes(case.known, workers, strategy.outer_precision) / period
+        sent = fragments * part_sum_bytes(case.known, workers, precision, fragments) / period
         note = (
             f"{label(strategy)}: each of {workers:,} workers sends {size(sent)} per step on average"
         )
         notes = (*notes, note)
     return _together(case.known, placement, talking=talking, every=every, waits=False, notes=notes)
+
+
+def _visible(half: float, delay: int, compute: float) -> float:
+    """Return the seconds that a worker waits for two halves while it takes `delay` steps.
+
+    The second half begins with the first step after the first half has arrived.
+    """
+    first = min(delay, math.ceil(half / compute))
+    return max(0.0, half - first * compute) + max(0.0, half - (delay - first) * compute)
 
 
 def _expected_period(

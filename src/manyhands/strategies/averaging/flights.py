@@ -19,7 +19,6 @@ class Flight:
 
     Attributes:
         fragment: p.
-        half: The step at which the second half of the exchange begins.
         lands: The step at which it is used.
         total: The sum in progress; None if it is known from a checkpoint.
         delta: Δ_p, once it is known.
@@ -27,7 +26,6 @@ class Flight:
     """
 
     fragment: int
-    half: int
     lands: int
     total: PartSum | None
     delta: Tensor | None = None
@@ -49,25 +47,34 @@ class Stream:
         marks: n_k and n at the moment at which each fragment was sent last.
         flights: What is under way, in the order in which it was sent.
         gathered: All workers hold the same parameters.
-        dropped: Exchanges that a death has ended; MPI may still write into their memory.
     """
 
     marks: list[tuple[float, float]]
     flights: list[Flight] = field(default_factory=list)
     gathered: bool = True
-    dropped: list[Flight] = field(default_factory=list)
+
+    def advance(self, *, wait: bool = False) -> None:
+        """Begin the second halves of exchanges whose first has arrived, or wait for these.
+
+        In the order of sending, and so in the same order on all workers, whenever that is.
+        """
+        for flight in self.flights:
+            if flight.total:
+                if not wait and not flight.total.arrived():
+                    return
+                flight.total.advance()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and numbers for a checkpoint; what is under way arrives. Collective."""
         tensors = {f"flight.{flight.fragment}": flight.result() for flight in self.flights}
-        flights = [[f.fragment, f.half, f.lands, f.error] for f in self.flights]
+        flights = [[f.fragment, f.lands, f.error] for f in self.flights]
         return tensors, {"marks": self.marks, "flights": flights, "gathered": self.gathered}
 
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Take back what `state` returned."""
         self.marks = [(own, total) for own, total in numbers["marks"]]
         self.flights = [
-            Flight(p, half, lands, None, tensors[f"flight.{p}"].clone(), error)
-            for p, half, lands, error in numbers["flights"]
+            Flight(p, lands, None, tensors[f"flight.{p}"].clone(), error)
+            for p, *_, lands, error in numbers["flights"]  # older ones say when the half was due
         ]
         self.gathered = numbers["gathered"]

@@ -5,6 +5,9 @@ reduce-scatter:  worker k sends the code of part j to each worker j, and adds up
 all-gather:      worker k sends the code of its sum to all; all decode all P sums
 ```
 
+The second half may begin at another moment on every worker: its messages have a tag of their own.
+What comes out does not depend on these moments.
+
 A number is rounded once by its worker and once as a sum, however many workers there are; an
 all-reduce that adds codes on the way would round at each of its steps. A worker sends 2 (P − 1)
 messages of together 2 (P − 1) / P times the code's bytes, as a ring does.
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
     from manyhands.comm import Communicator
     from manyhands.comm.compression import Codec
+
+
+_FIRST, _SECOND = 0, 1  # tags of the halves
 
 
 class Full:
@@ -54,7 +60,7 @@ def codec_of(precision: str, dtype: torch.dtype) -> Codec:
 
 
 class PartSum:
-    """A sum in progress. Collective: every worker begins, advances and ends the same ones in turn.
+    """A sum in progress. Collective: all workers begin and advance the same ones in one order.
 
     Args:
         comm: The workers.
@@ -78,12 +84,16 @@ class PartSum:
         mine = self._sizes[comm.rank]
         self._codes = {rank: self._buffer(mine) for rank in self._others if mine}
         self._sent = codes  # MPI reads it until the first half ends
-        self._first = comm.exchange_parts(codes, self._codes)
+        self._first = comm.exchange_parts(codes, self._codes, _FIRST)
 
     @property
     def error(self) -> float:
         """The relative error of what this worker has sent, in the Euclidean norm."""
         return float((self._error / self._norm) ** 0.5) if self._norm else 0.0
+
+    def arrived(self) -> bool:
+        """Return whether the first half has arrived, without waiting; makes progress."""
+        return self._second is not None or self._sum is not None or self._first.arrived()
 
     def advance(self) -> None:
         """End the first half, if it is in progress, and begin the second."""
@@ -96,7 +106,7 @@ class PartSum:
         sizes = self._sizes
         self._sent = {rank: code for rank in self._others if len(self._own)}
         self._codes = {rank: self._buffer(sizes[rank]) for rank in self._others if sizes[rank]}
-        self._second = self._comm.exchange_parts(self._sent, self._codes)
+        self._second = self._comm.exchange_parts(self._sent, self._codes, _SECOND)
         self._codes[self._comm.rank] = code  # its own sum rounded too: the same bits on all workers
 
     def result(self) -> Tensor:

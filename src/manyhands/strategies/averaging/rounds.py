@@ -108,7 +108,6 @@ def regroup(worker: Worker, algorithm: str) -> None:
     worker.params.copy_(weighted_mean(worker, worker.params, algorithm))
     since.own, since.total, since.met = 0.0, 0.0, last
     if stream:
-        stream.dropped += stream.flights
         stream.marks, stream.flights = [(0.0, 0.0)] * len(outer.parts), []
         stream.gathered = True
     if since.pace:

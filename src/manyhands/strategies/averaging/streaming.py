@@ -3,7 +3,9 @@
 ```
 each worker k, after its step t:
     for each fragment p with t ≡ ⌊(p + 1) H / F⌋ (mod H):
-        begin to sum Δ_p ← Σ_j (n_j / n) (θ_p − w_j,p)
+        begin to sum Δ_p ← Σ_j (n_j / n) (θ_p − w_j,p)        (reduce-scatter)
+    for each sum whose first half has arrived:
+        begin its second half                                 (all-gather)
     for each fragment p whose sum began at t − D:
         θ_p   ← OuterOpt(θ_p, Δ_p)
         w_k,p ← α w_k,p + (1 − α) θ_p
@@ -11,7 +13,9 @@ each worker k, after its step t:
 
 F: fragments, each a contiguous 1/F of the parameters; D: delay, below H; α: 0.5 by default, 0 if
 D = 0. At the end, and for evaluation, the workers' copies are averaged; what is under way then is
-not used, since the copies hold their own steps in any case.
+not used, since the copies hold their own steps in any case. With D = 1 no step lies between the two
+halves, so that the second is waited for. When messages arrive changes no result: Δ_p is used at
+t + D, whenever it is known.
 """
 
 from __future__ import annotations
@@ -47,9 +51,7 @@ def after_step(strategy: AveragingSpec, worker: WorkerView, t: int) -> None:
         return
     with worker.exchanging():
         worker.comm.progress()
-        for flight in flights:
-            if flight.total and t >= flight.half:
-                flight.total.advance()
+        stream.advance()
         flights += [_send(strategy, worker, fragment, t) for fragment in sent]
         landing = [flight for flight in flights if t >= flight.lands]
         for flight in landing:
@@ -70,9 +72,9 @@ def _send(strategy: AveragingSpec, worker: WorkerView, fragment: int, t: int) ->
     stream.marks[fragment] = since.own, since.total
     delta = outer.theta[part] - worker.params[part]
     delta *= (since.own - own) / (since.total - total)
-    delay, key = strategy.outer_delay, (worker.config.seed, t, fragment)
+    key = (worker.config.seed, t, fragment)
     summing = PartSum(worker.comm, delta, codec_of(strategy.outer_precision, delta.dtype), key)
-    return Flight(fragment, t + (delay + 1) // 2, t + delay, summing)
+    return Flight(fragment, t + strategy.outer_delay, summing)
 
 
 def _land(strategy: AveragingSpec, worker: WorkerView, flight: Flight) -> None:
@@ -102,6 +104,8 @@ def mean_of_copies(worker: WorkerView, algorithm: str) -> Tensor:
     known = since.total > total
     weight = (since.own - own) / (since.total - total) if known else 1 / worker.comm.size
     mean = worker.params * weight
+    # An all-reduce takes messages of any tag: those of all halves are to be expected before.
+    stream.advance(wait=True)
     worker.comm.allreduce(mean, algorithm)
     return mean
 

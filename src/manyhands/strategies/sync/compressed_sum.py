@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from manyhands.comm.compression import compressed_cost, make_compressor
 
 if TYPE_CHECKING:
@@ -36,13 +38,19 @@ class CompressedSum:
     def step(self, worker: WorkerView, gradient: Tensor) -> None:
         """Sum the gradient over all workers and let the optimizer step along it. Collective.
 
-        What your own loop appends to it, one number per parameter tensor, is summed exactly.
+        What your own loop appends to it, one number per parameter tensor, is summed exactly. A
+        tensor that no worker reaches in this step has one too, if a residual moves it.
         """
-        dim = worker.replica.dim
+        dim, named = worker.replica.dim, worker.replica.named
+        reached = gradient[dim:]
         with worker.exchanging():
             self.compressor.allreduce(gradient[:dim], worker.comm, worker.step)
-            if len(gradient) > dim:
-                worker.comm.allreduce(gradient[dim:])
+            if len(reached):
+                worker.comm.allreduce(reached)
+        if len(reached):
+            parts = torch.split(gradient[:dim], [p.numel() for _, p in named])
+            moved = torch.stack([part.any() for part in parts])  # the same on all workers
+            reached.clamp_(min=moved.to(reached.dtype))
         worker.update(gradient)
 
     def state(self, worker: WorkerView) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyhands.errors import ConfigError
 
@@ -81,8 +81,6 @@ class OverlappedSum:
     Collective: all workers make it, and step together.
     """
 
-    _open: ClassVar[set[OverlappedSum]] = set()  # what MPI still reads and writes must stay
-
     def __init__(self, worker: WorkerView) -> None:
         self._comm, named = worker.comm, worker.replica.named
         self._names = [name for name, _ in named]
@@ -109,7 +107,6 @@ class OverlappedSum:
         self._begun = 0  # groups
         self._flying: list[_Bucket] = []
         self._advanced = 0  # of these
-        self._open.discard(self)
 
     def _ready(self, number: int) -> None:
         """Begin what has all its gradients, and let MPI work."""
@@ -128,7 +125,6 @@ class OverlappedSum:
         self._advance()
 
     def _begin_next(self) -> None:
-        self._open.add(self)
         for bucket in self._buckets[self._begun]:
             bucket.begin()
             self._flying.append(bucket)

@@ -118,11 +118,10 @@ class UserLoop:
         if self._early:
             self._early.fill(self._backward, batch.weight if batch.examples else 0.0)
         reached = [p.grad is not None for _, p in self.replica.named]
-        for (name, p), view in zip(self.replica.named, self._grads, strict=True):
-            if p.grad is not None and p.grad.layout != torch.strided:
-                raise ConfigError(f"{name} has a sparse gradient; expected sparse=False")
+        for number, ((_, p), view) in enumerate(zip(self.replica.named, self._grads, strict=True)):
             if self._early:
-                continue
+                break
+            self._check_dense(number)
             if p.grad is None:
                 view.zero_()
             else:
@@ -140,6 +139,11 @@ class UserLoop:
         self._sent[dim:] = torch.tensor(reached, dtype=self._sent.dtype)
         return self._sent
 
+    def _check_dense(self, number: int) -> None:
+        name, p = self.replica.named[number]
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise ConfigError(f"{name} has a sparse gradient; expected sparse=False")
+
     def _backward(self) -> None:
         loss, self._loss = self._loss, None
         if loss is not None:
@@ -147,7 +151,7 @@ class UserLoop:
 
     def watch_backward(self, ready: Callable[[int], None]) -> Tensor:
         """Let `gradient` do the backward pass of a step's loss, and call `ready` meanwhile."""
-        self._early = EarlyGradients(self.replica.named, self._sent, ready)
+        self._early = EarlyGradients(self.replica.named, self._sent, ready, self._check_dense)
         return self._sent
 
     def allreduce(self, vector: Tensor, algorithm: str = "auto") -> None:

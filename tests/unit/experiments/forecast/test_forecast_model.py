@@ -153,6 +153,24 @@ def test_over_a_slow_network_an_answer_takes_longer_than_the_steps_that_go_by():
     assert found.communicate == pytest.approx(2 * 10 * 0.03 / asked - one, rel=0.02)
 
 
+@pytest.mark.parametrize("fragments", [1, 5, 25, 50])
+def test_every_fragment_pays_its_own_latency(fragments):
+    network = Network(latency=0.03, bandwidth=1e15)
+    there = case(known=known(examples=10**9), network=network, scaling="weak")
+    compute = FIXED + 128 * EACH
+
+    def waits(delay):
+        given = {"outer_precision": "bf16", "outer_fragments": fragments, "outer_delay": delay}
+        forecast = strategy_models.make_forecast(Averaging(period=50, **given), there, 4)
+        return 50 * forecast.communicate
+
+    started = fragments * 6 * 1e-6  # messages
+    assert waits(0) == pytest.approx(2 * fragments * 0.03 + started, rel=1e-2)
+    steps = math.ceil(0.031 / compute)  # that hide one half
+    assert waits(2 * steps) == 0
+    assert waits(2 * steps - 2) > 0
+
+
 def test_what_averaging_sends_follows_from_precision_period_and_delay():
     slow = Network(latency=0.03, bandwidth=12.5e6)
     there = case(known=known(examples=10**9), network=slow, scaling="weak")
@@ -171,6 +189,8 @@ def test_what_averaging_sends_follows_from_precision_period_and_delay():
     late = forecast_of(period=50, outer_precision="int8", outer_delay=2)
     assert late.communicate == pytest.approx((talk - 2 * compute) / 50)
     assert forecast_of(period=50, outer_precision="int8", outer_delay=20).communicate == 0
+    soon = forecast_of(period=50, outer_precision="int8", outer_delay=1)
+    assert soon.communicate == pytest.approx((talk - min(compute, talk / 2)) / 50)
     chosen = forecast_of(exchange_share=0.05)
     assert 0.04 < chosen.communicate / (chosen.communicate + chosen.compute) <= 0.05
     by_clock = forecast_of(period=2, period_unit="seconds")
