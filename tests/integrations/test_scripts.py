@@ -42,7 +42,8 @@ def test_a_script_ends_well_and_prints(name, tmp_path):
     packages, processes, printed = CASES[name]
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install '.[integrations]'")
+            leave = pytest.fail if os.environ.get("CI") else pytest.skip
+            leave(f"{package} is not installed: pip install '.[integrations]'")
     line, environment = [sys.executable, str(SCRIPTS / f"{name}.py")], dict(os.environ)
     if processes:
         line, own = mpis.mpiexec_command(mpis.find_mpi(), processes, line[1:])
