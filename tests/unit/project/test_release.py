@@ -83,6 +83,7 @@ def test_the_notes_of_a_release_are_its_section_of_the_changelog() -> None:
     for version in ("1.0.1", "1x0.0", "Unreleased"):
         with pytest.raises(ValueError, match=re.escape(f"no section [{version}] with text")):
             section(changelog, version)
+    assert section((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), mh.__version__)
 
 
 @pytest.mark.parametrize(("tag", "early"), [("v{}", None), ("v1.0.0rc9", True), ("v1.0.0", False)])
