@@ -1,6 +1,6 @@
 """Callbacks: your code runs during training; adapters log runs to MLflow and Weights & Biases.
 
-A callback is an object with any of five methods. Worker 0 calls them in its process, or with
+A callback is an object with any of six methods. Worker 0 calls them in its process, or with
 `callbacks_in="caller"` the process that called `fit` does, while worker 0 waits:
 
     on_start(run)      once, before the first step: {name, config, output}, as in the
@@ -11,8 +11,14 @@ A callback is an object with any of five methods. Worker 0 calls them in its pro
     on_evaluation(row) after each evaluation within an epoch (`--evaluate-every 200steps`): {epoch,
                        steps, examples, seconds, test_loss, test_metrics, …}, as in the record
     on_end(record)     once, with all of run.json
+    on_failure(failure) in its place if the run failed or was stopped: {name, config, output, status
+                       ("failed" or "interrupted"), error}, as in the record
 
-To end the run, return False from any of these but `on_end`, or raise `StopTraining("why")`. All
+The process that called `fit` calls `on_failure` of its own objects, also if the run failed before
+`on_start`, but not for a failure after which the run restarts. Worker 0 calls it of its copies if
+the error is raised in its process. An exception in `on_failure` becomes a warning.
+
+To end the run, return False from any method but the last two, or raise `StopTraining("why")`. All
 workers stop after the same step where they step together, and after their present step elsewhere.
 The run then ends like any other: it is evaluated, and record and model are written.
 
@@ -35,12 +41,18 @@ training loss, and refuses `on_step`: the times of steps would reveal their numb
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-EVENTS = ("on_start", "on_step", "on_epoch", "on_evaluation", "on_end")
+DURING = ("on_start", "on_step", "on_epoch", "on_evaluation")  # False ends the run
+EVENTS = (*DURING, "on_end", "on_failure")
+
+_logger = logging.getLogger(__name__)
 
 
 class StopTraining(Exception):  # noqa: N818 — no error: the run ends normally
@@ -82,6 +94,9 @@ class Callback(Protocol):
     def on_end(self, record: dict[str, Any]) -> None:
         """Receive the record of the finished run."""
 
+    def on_failure(self, failure: dict[str, Any]) -> None:
+        """Receive why the run failed or was stopped."""
+
 
 def tell(callbacks: Iterable[Any], event: str, what: dict[str, Any]) -> StopTraining | None:
     """Call a method of every callback that has it; return the first request to stop, if any."""
@@ -103,10 +118,20 @@ def tell(callbacks: Iterable[Any], event: str, what: dict[str, Any]) -> StopTrai
     return request
 
 
+def tell_failure(callbacks: Iterable[Any], failure: dict[str, Any]) -> None:
+    """Call every callback's `on_failure`; what it raises must not hide why the run failed."""
+    for callback in callbacks:
+        try:
+            tell([callback], "on_failure", failure)
+        except Exception as error:
+            name = type(callback).__name__
+            _logger.warning("%s.on_failure raised %s: %s", name, type(error).__name__, error)
+
+
 def wanted_events(callbacks: Iterable[Any]) -> tuple[str, ...]:
-    """Return the events during a run, all but `on_end`, for which some callback has a method."""
+    """Return the events during a run for which some callback has a method."""
     listed = list(callbacks)
-    return tuple(event for event in EVENTS[:-1] if any(hasattr(each, event) for each in listed))
+    return tuple(event for event in DURING if any(hasattr(each, event) for each in listed))
 
 
 def numbers(epoch: Mapping[str, Any]) -> dict[str, float]:
@@ -129,20 +154,22 @@ class _Logger:
     """Passes the figures of each epoch to a service, each of them once."""
 
     def __init__(self) -> None:
-        self._logged: set[tuple[int, str]] = set()
+        self._logged: set[tuple[int, str, float]] = set()  # (epoch, name, value)
         self._output: Path | None = None
 
     def on_start(self, run: dict[str, Any]) -> None:
         """Begin the run in the service, with its options."""
         self._output = Path(run["output"])
+        self._logged = set()
         self._begin(run)
 
     def on_epoch(self, epoch: dict[str, Any]) -> None:
         """Log the figures of an epoch that are new."""
-        new = {n: v for n, v in numbers(epoch).items() if (epoch["epoch"], n) not in self._logged}
-        self._logged |= {(epoch["epoch"], name) for name in new}
+        number, known = epoch["epoch"], self._logged
+        new = {n: v for n, v in numbers(epoch).items() if (number, n, v) not in known}
+        known |= {(number, *figure) for figure in new.items()}
         if new:
-            self._log(new, epoch["epoch"])
+            self._log(new, number)
 
     def on_end(self, record: dict[str, Any]) -> None:
         """Log what only the whole record knows, and end the run in the service."""
@@ -158,6 +185,9 @@ class _Logger:
 
     def _end(self, record: dict[str, Any]) -> None:
         raise NotImplementedError
+
+
+MLFLOW_RUNS = "mlflow.json"  # in the output folder: the ids of the runs there
 
 
 class MLflow(_Logger):
@@ -185,6 +215,7 @@ class MLflow(_Logger):
     ) -> None:
         super().__init__()
         self.experiment, self.uri, self.artifacts, self.tags = experiment, uri, artifacts, tags
+        self._key = json.dumps([uri, experiment, tags])  # a run may have several such loggers
         self._parent: str | None = None
         self._run: str | None = None
         self._adopt_parent()
@@ -215,17 +246,55 @@ class MLflow(_Logger):
 
     def _begin(self, run: dict[str, Any]) -> None:
         self._adopt_parent()
+        from mlflow.entities import Param
+
         client = self._client()
-        tags = {**self.tags, **({"mlflow.parentRunId": self._parent} if self._parent else {})}
-        made = client.create_run(self._experiment_id(client), tags=tags, run_name=run["name"])
-        self._run = made.info.run_id
-        for name, value in run["config"].items():
-            client.log_param(self._run, name, value)
+        known = self._continue_run(client)
+        if not known:
+            tags = {**self.tags, **({"mlflow.parentRunId": self._parent} if self._parent else {})}
+            made = client.create_run(self._experiment_id(client), tags=tags, run_name=run["name"])
+            self._run = made.info.run_id
+            self._write_run_id()
+        config = {name: value for name, value in run["config"].items() if name not in known}
+        client.log_batch(self._run, params=[Param(n, str(v)) for n, v in config.items()])
+
+    def _continue_run(self, client: Any) -> Mapping[str, str]:
+        """Continue the run that this output folder began in MLflow; return its parameters."""
+        from mlflow.exceptions import MlflowException
+
+        self._run = self._read_run_ids().get(self._key)
+        if not self._run:
+            return {}
+        try:
+            client.update_run(self._run, status="RUNNING")
+            data = client.get_run(self._run).data
+        except MlflowException:  # deleted, or on another server
+            return {}
+        for name in data.metrics:
+            history = client.get_metric_history(self._run, name)
+            self._logged |= {(point.step, name, point.value) for point in history}
+        known: Mapping[str, str] = data.params  # MLflow refuses other values for these
+        return known
+
+    def _read_run_ids(self) -> dict[str, str]:
+        """Return the ids of the runs that this output folder has begun, by logger."""
+        file = self._output / MLFLOW_RUNS if self._output else None
+        known: dict[str, str] = json.loads(file.read_text()) if file and file.exists() else {}
+        return known
+
+    def _write_run_id(self) -> None:
+        if self._output:
+            ids = {**self._read_run_ids(), self._key: self._run}
+            part = self._output / f"{MLFLOW_RUNS}.part"
+            part.write_text(json.dumps(ids))
+            part.replace(self._output / MLFLOW_RUNS)
 
     def _log(self, values: dict[str, float], epoch: int) -> None:
-        client = self._client()
-        for name, value in values.items():
-            client.log_metric(self._run, name, value, step=epoch)
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, epoch) for name, value in values.items()]
+        self._client().log_batch(self._run, metrics=metrics)
 
     def _end(self, record: dict[str, Any]) -> None:
         client = self._client()
@@ -234,6 +303,15 @@ class MLflow(_Logger):
             for name in ("model.safetensors", "run.json"):
                 client.log_artifact(self._run, str(self._output / name), "model")
         client.set_terminated(self._run)
+        self._run = None
+
+    def on_failure(self, failure: dict[str, Any]) -> None:
+        """End the run in MLflow as FAILED or KILLED; worker 0 may have begun it elsewhere."""
+        self._output = Path(failure["output"])
+        if run := self._run or self._read_run_ids().get(self._key):
+            status = "KILLED" if failure["status"] == "interrupted" else "FAILED"
+            self._client().set_terminated(run, status)
+        self._run = None
 
 
 class WandB(_Logger):
@@ -262,3 +340,10 @@ class WandB(_Logger):
     def _end(self, record: dict[str, Any]) -> None:
         self._run.summary.update(record["result"])
         self._run.finish()
+        self._run = None
+
+    def on_failure(self, failure: dict[str, Any]) -> None:
+        """Finish the run of this process, so that the next `wandb.init` begins its own."""
+        if self._run:
+            self._run.finish(exit_code=1)
+        self._run = None

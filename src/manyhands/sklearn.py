@@ -161,8 +161,23 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         """Return what scikit-learn asks about an estimator."""
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = self.workers != 1 and self.strategy in ("hogwild", "server")
+        tags.non_deterministic = self.workers != 1 and not self._same_each_time()
         return tags
+
+    def _same_each_time(self) -> bool:
+        """Return whether the strategy, with its options, repeats its result for a seed."""
+        import manyhands.strategies  # noqa: F401 — it adds the strategies to the table
+        from manyhands.config.options import configure
+        from manyhands.config.strategy_table import find_strategy
+
+        chosen: dict[str, Any] = {"strategy": self.strategy}
+        try:
+            kind = find_strategy(self.strategy)
+            if isinstance(self.strategy, str):
+                chosen |= {n: v for n, v in (self.options or {}).items() if hasattr(kind, n)}
+            return configure(chosen).strategy.supports.deterministic
+        except ConfigError:  # `fit` will say it
+            return True
 
 
 class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import manyhands as mh
+from manyhands.callbacks import WandB
 from manyhands.launch import mpi as mpis
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "integrations"
@@ -37,6 +39,13 @@ CASES = {
 }  # fmt: skip
 
 
+def expect_installed(package):
+    """Skip a test without its package; in CI, where it would never run, fail it."""
+    if importlib.util.find_spec(package) is None:
+        leave = pytest.fail if os.environ.get("CI") else pytest.skip
+        leave(f"{package} is not installed: pip install '.[integrations]'")
+
+
 def test_every_script_is_run():
     assert {path.stem for path in SCRIPTS.glob("*.py")} == set(CASES)
 
@@ -46,8 +55,7 @@ def test_every_script_is_run():
 def test_a_script_ends_well_and_prints(name, tmp_path):
     packages, processes, printed = CASES[name]
     for package in packages:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install '.[integrations]'")
+        expect_installed(package)
     line, environment = [sys.executable, str(SCRIPTS / f"{name}.py")], dict(os.environ)
     if processes:
         line, own = mpis.mpiexec_command(mpis.find_mpi(), processes, line[1:])
@@ -58,3 +66,27 @@ def test_a_script_ends_well_and_prints(name, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert re.search(printed, done.stdout), done.stdout
+
+
+class Fails:
+    def on_epoch(self, epoch):
+        raise ZeroDivisionError
+
+
+@pytest.mark.timeout(600)
+def test_a_failed_run_leaves_no_open_run_of_weights_and_biases(tmp_path, monkeypatch):
+    expect_installed("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    import wandb
+
+    with pytest.raises(ZeroDivisionError):
+        mh.fit(
+            "logistic",
+            "blobs",
+            callbacks=[WandB(mode="offline", dir=str(tmp_path)), Fails()],
+            callbacks_in="caller",
+            progress=False,
+            output=str(tmp_path / "run"),
+        )
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
+    assert wandb.run is None

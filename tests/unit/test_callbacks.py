@@ -11,7 +11,7 @@ import pytest
 
 import manyhands as mh
 from manyhands import callbacks
-from manyhands.callbacks import MLflow, WandB, numbers, tell
+from manyhands.callbacks import MLflow, WandB, numbers, tell, tell_failure
 from manyhands.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ class HearsSteps(Hears):
     [
         (
             {"callbacks": [object()]},
-            "a object with none of on_start, on_step, on_epoch, on_evaluation, on_end",
+            "a object with none of on_start, on_step, on_epoch, on_evaluation, on_end, on_failure",
         ),
         (
             {"callbacks": [Hears(), HearsSteps()], "private": True, "epsilon": 3.0},
@@ -157,6 +157,14 @@ def test_what_is_known_only_at_the_end_is_told_then_and_nothing_twice() -> None:
     assert numbers(row(2, 0.5)) == keeper.log[2][1]
 
 
+def test_a_second_run_of_the_same_logger_is_told_anew() -> None:
+    keeper = Told()
+    for _ in range(2):
+        keeper.on_start(STARTED)
+        keeper.on_epoch(row(1, 1.0))
+    assert keeper.log[2:] == keeper.log[:2]
+
+
 def test_nobody_is_imported_before_there_is_something_to_tell() -> None:
     MLflow("experiment"), WandB(project="project")
     assert "mlflow" not in sys.modules
@@ -180,8 +188,8 @@ class StandIn:
     def log(self, found: dict[str, float]) -> None:
         self.log_.append(found)
 
-    def finish(self) -> None:
-        self.log_.append("finished")
+    def finish(self, exit_code: int = 0) -> None:
+        self.log_.append(f"finished with {exit_code}")
 
 
 def test_weights_and_biases_are_told_by_epoch_and_what_came_out(
@@ -197,5 +205,41 @@ def test_weights_and_biases_are_told_by_epoch_and_what_came_out(
     two = {"test/loss": 0.5, "test/mae": 0.25, "training_loss/worker_0": 2.0, "epoch": 2}
     options = {"project": "project", "mode": "offline", "name": "a run"}
     begun = [("init", {**options, "config": {"lr": 0.1, "mine": 1}}), ("define", "*", "epoch")]
-    assert wandb.log_ == [*begun, one, two, "finished"]
+    assert wandb.log_ == [*begun, one, two, "finished with 0"]
     assert wandb.summary == RECORD["result"]
+
+
+FAILURE = {**STARTED, "status": "failed", "error": "rank 1 died"}
+
+
+def test_a_failed_run_ends_in_weights_and_biases_before_the_next_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wandb = StandIn()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    keeper = WandB()
+    keeper.on_failure(FAILURE)  # the worker failed before `on_start`, or in another process
+    assert wandb.log_ == []
+    keeper.on_start(STARTED)
+    keeper.on_failure(FAILURE)
+    keeper.on_failure(FAILURE)
+    keeper.on_start(STARTED)
+    keeper.on_end(RECORD)
+    keeper.on_failure(FAILURE)
+    assert [entry for entry in wandb.log_ if isinstance(entry, str)] == [
+        "finished with 1", "finished with 0"
+    ]  # fmt: skip
+
+
+def test_an_error_in_on_failure_becomes_a_warning_and_the_others_hear_of_the_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[Any] = []
+
+    def fails(failure: Any) -> None:
+        raise ConnectionError("no server")
+
+    tell_failure([SimpleNamespace(on_failure=fails)], FAILURE)
+    tell_failure([SimpleNamespace(on_failure=fails), SimpleNamespace(on_failure=heard.append)], {})
+    assert heard == [{}]
+    assert "SimpleNamespace.on_failure raised ConnectionError: no server" in caplog.messages

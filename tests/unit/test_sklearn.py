@@ -15,6 +15,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
@@ -157,6 +158,25 @@ def test_float64_is_trained_and_predicted_in():
     assert {p.dtype for p in model.module_.parameters()} == {torch.float64}
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+
+
+@pytest.mark.parametrize(
+    ("given", "random"),
+    [
+        ({}, False),
+        ({"strategy": "hogwild"}, True),
+        ({"strategy": "hogwild", "workers": 1}, False),
+        ({"strategy": mh.Hogwild()}, True),
+        ({"strategy": mh.Server()}, True),
+        ({"strategy": mh.Gossip()}, False),
+        ({"strategy": mh.Gossip(asynchronous=True)}, True),
+        ({"strategy": "gossip", "options": {"asynchronous": True, "clip_norm": 1.0}}, True),
+        ({"strategy": "gossip", "options": {"asynchronous": "perhaps"}}, False),
+        ({"strategy": "no such strategy"}, False),
+    ],
+)
+def test_the_tag_non_deterministic_follows_the_strategy_s_facts(given, random):
+    assert get_tags(Classifier(**{"workers": 2, **given})).non_deterministic == random
 
 
 @pytest.mark.parametrize(

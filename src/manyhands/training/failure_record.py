@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,20 @@ from manyhands.privacy import ledger
 from manyhands.privacy.provenance import Provenance
 from manyhands.privacy.statement import statement
 from manyhands.privacy.terms import REDACTED, Terms
+from manyhands.training.job import Job
+
+
+def failure_event(job: Job, error: BaseException) -> dict[str, Any]:
+    """Return what callbacks learn of a failed run, in the words of its record."""
+    return {**job.about(), **_what_failed(job.config, error)}
+
+
+def _what_failed(config: RunConfig, error: BaseException) -> dict[str, str]:
+    stopped = isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", 1) > 128
+    return {
+        "status": "interrupted" if stopped else "failed",
+        "error": REDACTED if config.privacy else str(error),
+    }
 
 
 def write_failure(
@@ -23,18 +38,18 @@ def write_failure(
     error: Exception,
     story: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Write the record of a failed run."""
-    failure = {
-        "schema": SCHEMA,
-        "name": name,
-        "command": command,
-        "status": "interrupted" if getattr(error, "exit_code", 1) > 128 else "failed",
-        "config": flatten(config),
-        "error": REDACTED if config.privacy else str(error),
-        "story": [_redacted_event(event, config) for event in story],
-        **privacy_spent(output, config),
-    }
-    write_json(output / "run.json", failure)
+    """Write the record of a failed run, if the disk has room."""
+    with suppress(OSError):  # a full disk must not hide what happened
+        failure = {
+            "schema": SCHEMA,
+            "name": name,
+            "command": command,
+            "config": flatten(config),
+            **_what_failed(config, error),
+            "story": [_redacted_event(event, config) for event in story],
+            **privacy_spent(output, config),
+        }
+        write_json(output / "run.json", failure)
 
 
 def _redacted_event(event: dict[str, Any], config: RunConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from manyhands.config import import_path
+from manyhands.config.options import flatten
 from manyhands.config.run import RunConfig
 from manyhands.errors import LaunchError
 from manyhands.privacy.provenance import Provenance
@@ -76,6 +77,10 @@ class Job:
     provenance: Provenance | None = None
     own_strategy: Mapping[str, str] | None = None  # of a user's: its source and its summary
     examples: dict[str, Any] = field(default_factory=dict)  # data that is read when it is due
+
+    def about(self) -> dict[str, Any]:
+        """Return what is known of the run before it starts, in the words of its record."""
+        return {"name": self.name, "config": flatten(self.config), "output": self.output}
 
     def write(self, folder: Path) -> str:
         """Write the job into a private folder; return its SHA-256."""

@@ -33,7 +33,7 @@ _VALUE = re.compile(r"model\.safetensors|best\.safetensors|steps\.jsonl|ledger-\
 _TRACES = re.compile(r"run\.json|rank-\d+\.log|ledger-\d+\.jsonl")
 # What a failed run leaves as well.
 _REST = re.compile(
-    r"run\.json|rank-\d+\.log|trace-\d+\.json\.gz|\.shared-[0-9a-f]{32}|\.?\w+\.\w+\.part"
+    r"(run|mlflow)\.json|rank-\d+\.log|trace-\d+\.json\.gz|\.shared-[0-9a-f]{32}|\.?\w+\.\w+\.part"
 )
 _RUN_FOLDERS = (CHECKPOINTS, TENSORBOARD)
 _SWEEP = ("sweep.json", "runs", "figures", "results.csv", "runs.csv", "report.html", "report.pdf")

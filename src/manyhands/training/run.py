@@ -7,12 +7,12 @@ import json
 import signal
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.callbacks import tell, wanted_events
+from manyhands.callbacks import tell, tell_failure, wanted_events
 from manyhands.comm.rendezvous import ask_leader, check_shared_folder, host_leader
 from manyhands.config.checks import check_torch, replace_options
 from manyhands.config.run import RunConfig
@@ -38,7 +38,7 @@ from manyhands.launch.signals import SignalReceived, defer_signals, describe
 from manyhands.launch.spec import LaunchSpec
 from manyhands.privacy.provenance import Provenance
 from manyhands.training import budget, output_folder, preflight, resume
-from manyhands.training.failure_record import write_failure
+from manyhands.training.failure_record import failure_event, write_failure
 from manyhands.training.folder_lock import Member
 from manyhands.training.job import Job
 from manyhands.training.output_folder import Claim
@@ -99,12 +99,20 @@ class Run:
                 if self.checkpoint:
                     checkpoints.forget_after(output, self.checkpoint.step)
                 budget.start(provenance, output)
-                with Progress(config, shown=progress) as bar:
-                    self._launch_with_restarts(job, folder, bar)
-                record = json.loads((output / "run.json").read_text())
+                try:
+                    with Progress(config, shown=progress) as bar:
+                        self._launch_with_restarts(job, folder, bar)
+                except LateSignalError:
+                    self._report_end(output)
+                    raise
+        return self._report_end(output), output
+
+    def _report_end(self, output: Path) -> dict[str, Any]:
+        """Return the record of the finished run, after this process's callbacks received it."""
+        record: dict[str, Any] = json.loads((output / "run.json").read_text())
         if self.callbacks_in_caller:
             tell(self.callbacks, "on_end", record)
-        return record, output
+        return record
 
     def _store_and_check(self, folder: Path, *, stream: bool) -> Path:
         """Store the data and refuse what does not fit it; return the data's folder."""
@@ -180,9 +188,9 @@ class Run:
         return {"message": str(stop), "origin": stop.origin} if stop else None
 
     def _write_failure_record(self, job: Job, error: Exception) -> None:
-        """Write the record of a run that failed or was stopped."""
-        with suppress(OSError):  # a full disk must not hide what happened
-            write_failure(Path(job.output), self.config, job.name, job.command, error, job.story)
+        """Write the record of a run that failed or was stopped, and tell the callbacks."""
+        write_failure(Path(job.output), self.config, job.name, job.command, error, job.story)
+        tell_failure(self.callbacks, failure_event(job, error))
 
     def join(
         self, group: Communicator, *, chosen: bool, progress: bool | None = None

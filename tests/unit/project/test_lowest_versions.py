@@ -56,8 +56,14 @@ def test_the_weekly_workflow_tests_the_lowest_and_the_newest_versions() -> None:
         "newest",
     }
     assert workflow[True]["schedule"]  # YAML reads the key "on" as true
-    runs = {step.get("if", ""): step.get("run", "") for step in job["steps"]}
-    assert ".ci/lowest.py > bounds.txt" in runs["matrix.versions == 'lowest'"]
-    assert "--upgrade-strategy eager" in runs["matrix.versions == 'newest'"]
+    runs = {"lowest": "", "newest": ""}
+    for step in job["steps"]:
+        if "if" in step:
+            runs[step["if"].removeprefix("matrix.versions == ").strip("'")] += step["run"]
+    assert ".ci/lowest.py > bounds.txt" in runs["lowest"]
+    assert "--upgrade-strategy eager" in runs["newest"]
+    assert "pip install --upgrade --no-deps 'attrs>=24'" in runs["newest"]
+    assert "pytest tests/unit/privacy" in runs["newest"]
     assert any("pytest tests/unit" in step.get("run", "") for step in job["steps"])
     assert any(step.get("run", "").endswith("--mpi openmpi --sizes 2") for step in job["steps"])
+    assert {"run": "make test-integrations"} in workflow["jobs"]["integrations"]["steps"]

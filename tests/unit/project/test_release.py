@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,12 +65,69 @@ def test_a_release_tests_its_wheel_with_every_python_before_it_publishes_without
     jobs = workflow("release.yml")["jobs"]
     assert jobs["test"]["needs"] == "build"
     assert jobs["test"]["strategy"]["matrix"]["python"] == ci_pythons()
-    assert jobs["publish"]["needs"] == "test"
+    assert jobs["publish"]["needs"] == ["test", "integrations"]
+    assert {"run": "make test-integrations"} in jobs["integrations"]["steps"]
     assert jobs["publish"]["permissions"]["id-token"] == "write"
     assert "secrets." not in text
-    assert "bash .ci/try_wheel" in text
+    assert {"bash .ci/try_wheel", "bash .ci/try_sdist"} <= {
+        step.get("run") for step in jobs["test"]["steps"]
+    }
     (packed,) = re.findall(r"tar -czf dist/manyhands-records\.tar\.gz (.*)$", text, re.MULTILINE)
     assert all((ROOT / folder).is_dir() for folder in packed.split())
+
+
+def test_the_notes_of_a_release_are_its_section_of_the_changelog() -> None:
+    section = runpy.run_path(str(ROOT / ".ci" / "release_notes.py"))["section"]
+    changelog = "# Changelog\n\n## [Unreleased]\n\n## [1.0.0] - 2026-01-02\n\n### Added\n\n- All.\n"
+    assert section(changelog, "1.0.0") == "### Added\n\n- All."
+    for version in ("1.0.1", "1x0.0", "Unreleased"):
+        with pytest.raises(ValueError, match=re.escape(f"no section [{version}] with text")):
+            section(changelog, version)
+    assert section((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), mh.__version__)
+
+
+@pytest.mark.parametrize(("tag", "early"), [("v{}", None), ("v1.0.0rc9", True), ("v1.0.0", False)])
+def test_only_a_candidate_is_published_as_a_prerelease(
+    tag: str, early: bool | None, tmp_path: Path
+) -> None:
+    early = "rc" in mh.__version__ if early is None else early
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "release_notes.py").write_text("print('notes of this version')\n")
+    gh = tmp_path / "gh"
+    gh.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    gh.chmod(0o755)
+    (step,) = (s for s in workflow("release.yml")["jobs"]["attach"]["steps"] if "run" in s)
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", step["run"]],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "TAG": tag.format(mh.__version__),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("--prerelease" in done.stdout.split()) == early
+    assert "--notes-file\nnotes.md\n" in done.stdout
+    assert (tmp_path / "notes.md").read_text() == "notes of this version\n"
+
+
+@pytest.mark.parametrize(
+    ("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)]
+)
+def test_a_missing_package_of_an_integration_fails_in_ci_and_skips_elsewhere(
+    ci: str, outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = ROOT / "tests" / "integrations" / "test_scripts.py"
+    run_script = runpy.run_path(str(path))["test_a_script_ends_well_and_prints"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("CI", ci)
+    outcomes = (pytest.fail.Exception, pytest.skip.Exception)
+    with pytest.raises(outcomes, match="mlflow is not installed") as caught:
+        run_script("mlflow_logging", tmp_path)
+    assert caught.type is outcome
 
 
 @pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.name)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from manyhands.callbacks import tell
-from manyhands.config.options import flatten
+from manyhands.callbacks import tell, tell_failure
+from manyhands.errors import ShortHandedError
 from manyhands.launch.machine import usage
 from manyhands.launch.resources import explain_shortage, temporary_folder
 from manyhands.privacy.precision import full_float32
 from manyhands.strategies.strategy import consensus_of, strategy_of
+from manyhands.training.failure_record import failure_event
 from manyhands.training.process import build, record
 from manyhands.worker import evaluation
 from manyhands.worker.checkpoint.lifecycle import Lifecycle
@@ -55,33 +56,41 @@ def run_job(
             from manyhands.training.process.tensorboard import Scalars
 
             worker.reporter.callbacks.append(Scalars(worker, Path(job.output)))
-        # Before the clock starts; the other workers wait.
-        worker.reporter.stop = tell(worker.reporter.callbacks, "on_start", _about(job))
-        ready_at = wait_until_ready(worker)
+        with reporting_failure(worker.reporter.callbacks, job):
+            # Before the clock starts; the other workers wait.
+            worker.reporter.stop = tell(worker.reporter.callbacks, "on_start", job.about())
+            ready_at = wait_until_ready(worker)
 
-        def work() -> dict[str, Any]:
-            measured = train(worker, Path(job.output), ready_at)
-            return record.write_record(job, worker, kernels, measured)
+            def work() -> dict[str, Any]:
+                measured = train(worker, Path(job.output), ready_at)
+                return record.write_record(job, worker, kernels, measured)
 
-        if job.config.on_failure == "continue":
-            from manyhands.training.process.recovery import survive_failures
+            if job.config.on_failure == "continue":
+                from manyhands.training.process.recovery import survive_failures
 
-            def lead(first: Worker) -> None:
-                new = not first.reporter.callbacks
-                build.make_leader(job, first, folder)
-                if new:
-                    first.reporter.call("on_start", _about(job), first.clock)
+                def lead(first: Worker) -> None:
+                    new = not first.reporter.callbacks
+                    build.make_leader(job, first, folder)
+                    if new:
+                        first.reporter.call("on_start", job.about(), first.clock)
 
-            merged = survive_failures(worker, work, lead)
-        else:
-            merged = work()
-        tell(worker.reporter.callbacks, "on_end", merged)
-        return merged
+                merged = survive_failures(worker, work, lead)
+            else:
+                merged = work()
+            tell(worker.reporter.callbacks, "on_end", merged)
+            return merged
 
 
-def _about(job: Job) -> dict[str, Any]:
-    """Return what is known of the run before it starts, in the words of its record."""
-    return {"name": job.name, "config": flatten(job.config), "output": job.output}
+@contextmanager
+def reporting_failure(callbacks: Sequence[Any], job: Job) -> Iterator[None]:
+    """Tell this process's callbacks of an error, unless the run restarts after it."""
+    try:
+        yield
+    except ShortHandedError:
+        raise
+    except BaseException as error:
+        tell_failure(callbacks, failure_event(job, error))
+        raise
 
 
 def wait_until_ready(worker: Worker) -> float:
