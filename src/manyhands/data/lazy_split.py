@@ -257,7 +257,7 @@ def store(
     """
     folder = Path(folder)
     folder.mkdir(parents=True)
-    sizes = {part: parts.get(part, (0, ""))[0] for part in PARTS}
+    sizes: dict[str, Any] = {part: parts.get(part, (0, ""))[0] for part in PARTS}
     digest = hashlib.sha256(str(sorted(parts.items())).encode()).hexdigest()
     made = About(**sizes, sha256=digest, lazy=True, **about)
     (folder / "data.json").write_text(json.dumps(asdict(made), indent=2) + "\n")
