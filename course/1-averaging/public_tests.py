@@ -1,4 +1,4 @@
-"""The public tests of assignment 1: `manyhands check --course course/1-averaging mine.py`."""
+"""The public tests of assignment 1: `manyhands check --course 1-averaging mine.py`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def train(
 ) -> None:
     """Train on this process' part of equal size, with `sgd`; then `average`, once, at the end.
 
-    All processes get the same data and models, and may get models that differ: they begin with
+    All processes get the same data. Their models may have different weights: training begins with
     those of process 0. `batch_size` is that of all processes together.
     """
     raise NotImplementedError("train")

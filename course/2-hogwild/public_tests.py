@@ -1,4 +1,4 @@
-"""The public tests of assignment 2: `manyhands check --course course/2-hogwild mine.py`."""
+"""The public tests of assignment 2: `manyhands check --course 2-hogwild mine.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public tests of assignment 3: `manyhands check --course course/3-allreduce mine.py`."""
+"""The public tests of assignment 3: `manyhands check --course 3-allreduce mine.py`."""
 
 from __future__ import annotations
 

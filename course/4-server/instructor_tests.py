@@ -22,7 +22,7 @@ def owners_share_the_layers(mine: Any, _: Any) -> None:
 
 @graded(3, processes=2)
 def one_worker_is_sequential(mine: Any, comm: Any) -> None:
-    """With one worker the end is sequential SGD's, to the last bit."""
+    """With one worker the end is sequential SGD's, up to rounding."""
 
     def gradient(layers: list[np.ndarray], batch: int) -> list[np.ndarray]:
         return [layer * 0.3 + np.sin(batch) for layer in layers]

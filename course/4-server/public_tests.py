@@ -1,4 +1,4 @@
-"""The public tests of assignment 4: `manyhands check --course course/4-server mine.py`."""
+"""The public tests of assignment 4: `manyhands check --course 4-server mine.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public tests of assignment 5: `manyhands check --course course/5-private mine.py`."""
+"""The public tests of assignment 5: `manyhands check --course 5-private mine.py`."""
 
 from __future__ import annotations
 
