@@ -16,7 +16,7 @@ from manyhands.data import Stored, store
 from manyhands.errors import ConfigError
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.sampling import PoissonPlan
-from manyhands.privacy.staged import StageClipping
+from manyhands.privacy.split_model_clipping import StageClipping
 
 SIZE = WORLD.size
 WAYS = {  # pipelines × stages

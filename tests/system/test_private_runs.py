@@ -157,14 +157,14 @@ def noise_divided_by_the_workers():
 def clipping_left_out():
     import torch
 
-    from manyhands.privacy import clipping, layerwise, staged
+    from manyhands.privacy import clipping, layerwise, split_model_clipping
 
-    for module in (clipping, layerwise, staged):  # each has the name, and only one of them runs
+    for module in (clipping, layerwise, split_model_clipping):  # only one of them runs
         module.coefficients = lambda norms, *_: (torch.ones_like(norms), None)
 
 
 def each_stage_clips_alone():
-    from manyhands.privacy.staged import StageClipping
+    from manyhands.privacy.split_model_clipping import StageClipping
 
     whole = StageClipping.finish
 

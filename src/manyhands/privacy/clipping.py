@@ -24,7 +24,7 @@ from manyhands.data import batch_tree
 from manyhands.errors import ConfigError
 from manyhands.model.batchnorm import batch_norms, kind
 from manyhands.model.layers import track_forward
-from manyhands.privacy.parts import squared_lengths
+from manyhands.privacy.layer_sums import squared_lengths
 
 _SAME = 1e-3  # of a gradient: more than kernels of a GPU differ from one pass to the next
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from manyhands.config.privacy import ClippingWay
 from manyhands.errors import ConfigError
 from manyhands.privacy.clipping import coefficients
-from manyhands.privacy.parts import (
+from manyhands.privacy.layer_sums import (
     POOLS,
     LayerGradient,
     Way,

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.privacy.bounds import load_stats
+from manyhands.privacy.gaussian_epsilon import load_stats
 
 ROUNDING = 2.0**-10  # of C: what the clipped sum's own arithmetic may add, as in `lattice`
 

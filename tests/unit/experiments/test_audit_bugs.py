@@ -16,9 +16,9 @@ from manyhands.experiments.audit.rehearsal import rehearse
 from manyhands.privacy import clipping, keys, layerwise, mechanism_tests
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.gradient_canaries import Canaries
+from manyhands.privacy.layer_sums import LayerGradient
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.noise import RoundedNormals
-from manyhands.privacy.parts import LayerGradient
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -120,7 +120,7 @@ def test_it_agrees_with_the_librarys_own_accountants() -> None:
 
 
 def test_one_unsampled_step_is_the_gaussian_mechanism() -> None:
-    from manyhands.privacy.bounds import gaussian_epsilon
+    from manyhands.privacy.gaussian_epsilon import gaussian_epsilon
 
     exact, four = gaussian_epsilon(1 / 4, DELTA), gaussian_epsilon(2 / 4, DELTA)
     assert exact <= epsilon(Event(1, 1.0, 4.0), DELTA) <= exact * 1.0005

@@ -17,7 +17,7 @@ from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS
-from manyhands.privacy import keys, parts
+from manyhands.privacy import keys, layer_sums
 from manyhands.privacy.clipping import PerExample, probe, refuse
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism import Mechanism
@@ -138,7 +138,7 @@ LAYERS = {
 @pytest.mark.parametrize("clip", [0.05, math.inf])
 @pytest.mark.parametrize("way", ["made", "ghost"])
 def test_every_layer_is_clipped_as_by_vmap(monkeypatch, name, clip, way):
-    monkeypatch.setattr(parts, "_seconds", lambda *args: float(args[-1] != way))
+    monkeypatch.setattr(layer_sums, "_seconds", lambda *args: float(args[-1] != way))
     model, places = LAYERS[name]()
     replica = Replica(model.double(), F.cross_entropy)
     x, y = torch.randint(7, (9, places)), torch.randint(4, (9,))
@@ -153,7 +153,7 @@ def test_every_layer_is_clipped_as_by_vmap(monkeypatch, name, clip, way):
 
 def test_which_way_is_faster_is_measured_once_and_only_where_it_is_open(monkeypatch):
     tried = []
-    monkeypatch.setattr(parts, "_seconds", lambda layer, *_: tried.append(layer) or 0.0)
+    monkeypatch.setattr(layer_sums, "_seconds", lambda layer, *_: tried.append(layer) or 0.0)
     model = words(nn.Linear(6, 6), nn.Linear(6, 40), nn.Linear(40, 6))
     replica = Replica(model, F.cross_entropy)
     layerwise = Layerwise.of(replica, chunk_mb=64)
@@ -169,8 +169,8 @@ def test_a_ghost_norm_is_never_less_than_the_norm():
     g = torch.randn(50, 1, 64).repeat(1, 2, 1) * 100
     g[:, 1] *= -1
     a[:, 1] += 1e-3 * torch.randn(50, 64)
-    true = parts.layer_gradient(layer, a.double(), g.double(), "made").squares
-    found = parts.layer_gradient(layer, a, g, "ghost").squares
+    true = layer_sums.layer_gradient(layer, a.double(), g.double(), "made").squares
+    found = layer_sums.layer_gradient(layer, a, g, "ghost").squares
     assert (found >= true).all()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from manyhands.experiments.audit.examination import Claim
 from manyhands.experiments.audit.transcript import Transcript
 from manyhands.privacy.accountant import Event, delta_curve
-from manyhands.privacy.bounds import gaussian_epsilon, load_stats
+from manyhands.privacy.gaussian_epsilon import gaussian_epsilon, load_stats
 from manyhands.privacy.gradient_canaries import Canaries, log_likelihood_ratio
 from manyhands.privacy.mechanism_tests import Finding
 from manyhands.privacy.one_run import (

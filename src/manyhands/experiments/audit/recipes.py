@@ -21,7 +21,7 @@ from manyhands.training import user_objects
 CLIPPING: Mapping[Clipping, str] = {
     "layers": "clipped layer by layer (privacy/layerwise.py)",
     "vmap": "clipped by vmap (privacy/clipping.py)",
-    "stages": "clipped over the stages (privacy/staged.py)",
+    "stages": "clipped over the stages (privacy/split_model_clipping.py)",
 }
 RATE, STEPS, RECORDS = 0.1, 30, 2000
 NOISE = 2.0  # σ, where neither it nor epsilon is given

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from manyhands.strategies.averaging.flights import Stream
 from manyhands.strategies.averaging.mean import Since, end_meeting, moment_means, weighted_mean
 from manyhands.strategies.averaging.outer import MOMENTUM, RATES, Outer, split
 from manyhands.strategies.averaging.pace import Pace
 from manyhands.strategies.averaging.part_sum import PartSum, codec_of
+from manyhands.strategies.averaging.pending_exchanges import Stream
 
 if TYPE_CHECKING:
     from torch import Tensor

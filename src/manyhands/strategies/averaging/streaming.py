@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.averaging.flights import Flight
 from manyhands.strategies.averaging.part_sum import PartSum, codec_of
+from manyhands.strategies.averaging.pending_exchanges import Flight
 
 if TYPE_CHECKING:
     from torch import Tensor

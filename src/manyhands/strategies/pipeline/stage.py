@@ -17,7 +17,7 @@ from manyhands.strategies.pipeline.partition import cut
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
-    from manyhands.privacy.staged import StageClipping
+    from manyhands.privacy.split_model_clipping import StageClipping
     from manyhands.strategies.pipeline.schedule import Shape
     from manyhands.worker.worker import Worker
 
@@ -28,7 +28,7 @@ Record = Callable[[str, int | None], AbstractContextManager[None]]
 class Passes:
     """How a stage passes micro-batches forward and back: by autograd, which adds up in `grad`.
 
-    A private run replaces it (`privacy/staged.py`).
+    A private run replaces it (`privacy/split_model_clipping.py`).
 
     Attributes:
         records: Whether losses, and the times of single steps, may be recorded.

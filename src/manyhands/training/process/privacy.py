@@ -12,7 +12,7 @@ import torch
 from manyhands.data import Plan
 from manyhands.errors import ConfigError
 from manyhands.model.dropout import Masks
-from manyhands.privacy import keys, ledger, staged
+from manyhands.privacy import keys, ledger, split_model_clipping
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.clipping import probe, refuse
 from manyhands.privacy.generator import seed_secretly
@@ -21,7 +21,7 @@ from manyhands.privacy.ledger import Ledger
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.noise import RoundedNormals
 from manyhands.privacy.sampling import PoissonPlan
-from manyhands.privacy.staged import StageClipping
+from manyhands.privacy.split_model_clipping import StageClipping
 from manyhands.privacy.terms import Terms, solve, steps_per_epoch
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def make_private(
     if Layerwise.unknown(replica):  # known layers neither mix examples nor keep traces of them
         probe(replica, *example)
     if config.strategy.supports.beside == "stage":
-        staged.check(replica)
+        split_model_clipping.check(replica)
     terms = _shared_terms(config, plan.examples, group, before)
     shared = config.partition_kind == "balanced"
     root = keys.new_key() if privacy.fixed_key is None else keys.fixed_key(privacy.fixed_key)

@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy.stats import norm
 
-from manyhands.privacy.bounds import gaussian_epsilon
+from manyhands.privacy.gaussian_epsilon import gaussian_epsilon
 
 
 @pytest.mark.parametrize(("mu", "epsilon"), [(0.7191, 3.0), (1.0, 4.3772), (2.2626, 11.650)])
