@@ -66,4 +66,7 @@ def test_the_weekly_workflow_tests_the_lowest_and_the_newest_versions() -> None:
     assert "pytest tests/unit/privacy" in runs["newest"]
     assert any("pytest tests/unit" in step.get("run", "") for step in job["steps"])
     assert any(step.get("run", "").endswith("--mpi openmpi --sizes 2") for step in job["steps"])
+    assert any(
+        step.get("run", "").endswith("--mpi mpich --sizes 1,2,3,4,5") for step in job["steps"]
+    )
     assert {"run": "make test-integrations"} in workflow["jobs"]["integrations"]["steps"]
