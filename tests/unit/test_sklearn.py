@@ -29,6 +29,7 @@ EXACT = {**QUICK, "dtype": "float64"}
 EXPECTED_FAILED_CHECKS: dict[str, str] = {}
 
 
+@pytest.mark.usefixtures("one_thread")
 @parametrize_with_checks(
     [Classifier(**EXACT), Regressor(**EXACT)],
     expected_failed_checks=lambda estimator: EXPECTED_FAILED_CHECKS,
