@@ -14,7 +14,7 @@ from cyclopts import Group, Parameter
 import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.config.declare import Command
 from manyhands.config.options import Option, options
-from manyhands.config.strategy_table import find_strategy, installed, known, version
+from manyhands.config.strategy_table import find_strategy, installed, known, own, version
 from manyhands.errors import ConfigError
 from manyhands.launch.files import read_toml
 
@@ -26,9 +26,9 @@ _GROUPS = {
 
 
 def is_common(flag: str) -> bool:
-    """Say whether the short help shows a flag: a common option of a run, or none of a run's."""
+    """Say whether the short help shows a flag: a common one, your strategy's, or a command's."""
     option = options().get(flag.removeprefix("--").replace("-", "_"))
-    return option is None or option.tags.common
+    return option is None or option.tags.common or any(map(own, option.owners))
 
 
 def make_flag(option: Option) -> inspect.Parameter:

@@ -2,8 +2,9 @@
 
 The norm alone is enough for clipping. A fully connected layer's gradient for one example is the
 outer product of what came in and what comes back, so its norm is the product of theirs (Goodfellow
-2015, arXiv 1510.01799) and it is never made; `layer_sums.py` says what other layers do. A layer that is
-not known is passed through by vmap, alone: each example on its own, so that it can mix none.
+2015, arXiv 1510.01799) and it is never made; `layer_sums.py` says what other layers do. A layer
+that is not known is passed through by vmap, alone: each example on its own, so that it can mix
+none.
 """
 
 from __future__ import annotations

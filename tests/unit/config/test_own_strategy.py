@@ -176,6 +176,12 @@ def test_an_option_of_another_strategy_s_name_keeps_both_meanings(written):
     assert set(options()["period"].owners) == {"averaging", "Own"}
 
 
+def test_the_short_help_shows_your_own_options(written, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--strategy", written("    pull: float = 0.5\n"), "--help"])
+    assert "--pull" in capsys.readouterr().out
+
+
 def test_two_classes_of_one_name_are_not_compared(written):
     places = written(), written(file="other.py")
     with pytest.raises(mh.ConfigError, match=r"two classes called 'Own'.*mine\.py.*other\.py"):
