@@ -88,7 +88,7 @@ def test_what_is_refused_before_its_workers_start_gives_its_reservation_back(pla
     taken = mh.fit(**ALONE, privacy=NOISE, output=str(place / "run"), max_steps=2)
     before = state(place)
     assert before["runs"] == 1
-    with pytest.raises(ConfigError, match="holds other things"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         mh.fit(**ALONE, privacy=NOISE, output=str(taken.output), max_steps=3)
     assert state(place) == before
 

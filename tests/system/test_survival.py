@@ -107,7 +107,7 @@ DILOCO |= {"outer_fragments": 2, "outer_delay": 4, "outer_precision": "fp16"}
     ("given", "next_meeting"),
     [
         ({"strategy": "averaging", "period": 3}, 48),
-        ({"strategy": "averaging", "period": 6, **DILOCO}, 48),
+        ({"strategy": "averaging", "period": 6, **DILOCO}, 49),  # sent after 45, due 4 steps later
         ({"strategy": "averaging", "lr": 0.02}, 80),  # the next question to all, by the clock
         ({"strategy": "gossip", "overlap": True}, 46),
     ],

@@ -70,7 +70,7 @@ def _some_of(rows: Sequence[Row], pairs: Sequence[tuple[Row, Row]]) -> Fact | st
     if not rows:
         return "none"
     count = facts.configurations(rows)
-    return replace(count, text="all") if len(rows) == len(pairs) else count
+    return replace(count, text=f"all {count.text}") if len(rows) == len(pairs) else count
 
 
 def _among(summary: Summary, choice: Choice, count: int) -> str:
