@@ -118,7 +118,9 @@ def test_one_run_makes_a_page(tmp_path: Path) -> None:
     page = build([records.sweep(tmp_path / "s", [records.record("sync", 2)])], tmp_path / "out")
     text = page.read_text(encoding="utf-8")
     assert "Sync with 2 workers trained in" in text
-    assert "no speed-up can be given" in text.replace("\n", " ")
+    assert "No speed-up is given: the same task has neither a sequential run" in text.replace(
+        "\n", " "
+    )
 
 
 def test_only_failed_runs_make_a_page_that_says_so(tmp_path: Path) -> None:

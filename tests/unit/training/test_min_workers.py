@@ -167,7 +167,9 @@ def test_where_all_models_are_the_same_as_many_as_there_were_may_go_on(tmp_path)
     found = checkpoint(tmp_path, alike=True)
     assert resume.resumed_options(found, tmp_path, {"workers": 3})["workers"] == 3
     with pytest.raises(ConfigError, match="dealt over 3 workers"):
-        resume.resumed_options(found, tmp_path, {"workers": 2})
+        resume.check_workers(
+            found, configure(resume.resumed_options(found, tmp_path, {"workers": 2}))
+        )
     with pytest.raises(ConfigError, match="a model of its own"):
         resume.resumed_options(checkpoint(tmp_path), tmp_path, {"workers": 3})
 

@@ -84,7 +84,7 @@ def test_the_statement_is_readable(tmp_path: Path) -> None:
     assert lines["steps, T"] == "400"
     assert lines["noise multiplier, σ"] == "1.069"
     assert lines["δ"] == "1e-05"
-    assert lines["ε, by privacy loss distributions"] == f"{2 / 1.069:.4f}"
+    assert lines["ε, by privacy loss distributions"] == write_bound(2 / 1.069, 4)
     for words in ("who is trusted", "sampler", "sampling rate, q", "clipping norm, C"):
         assert lines[words]
     assert "preprocessing" in lines
@@ -121,7 +121,7 @@ def test_a_sweep_states_the_cost_of_all_its_runs_also_failed_ones(tmp_path: Path
         "all 4 private runs on mnist, or one chosen among them, costs "
         f"ε = {compose(events, 1e-5):.3f} at δ = 1e-05"
     ) in said
-    assert f"({compose(events, 1e-5, 'rdp'):.3f} by Rényi divergences)" in said
+    assert f"({write_bound(compose(events, 1e-5, 'rdp'), 3)} by Rényi divergences)" in said
 
 
 def of_records(mark: str, data: str, before: list[list[float]] | None = None) -> dict[str, Any]:
