@@ -44,7 +44,8 @@ demo: $(READY)  ## compare the strategies on MNIST and write a report
 test: $(DEV)  ## run the unit tests, then the parallel ones under mpiexec
 	$(BIN)/python -m pytest $(LANES) tests/unit
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 2
-	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 1,3 $(SIZED)
+	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 3 $(SIZED)
+	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 1 tests/parallel/test_sync.py tests/parallel/test_averaging.py tests/parallel/test_gossip.py
 	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2 tests/parallel/test_sync.py
 
 test-gpu: $(DEV)  ## run the tests that need an NVIDIA GPU; they skip where there is none
@@ -57,9 +58,8 @@ test-integrations: $(DEV)  ## run the scripts with scikit-learn, Transformers, L
 test-system: $(DEV)  ## run the slow tests: the command line, faults, a browser, Slurm, more of both MPIs
 	$(BIN)/python -m pytest $(LANES) --no-loadscope-reorder tests/system
 	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 4 $(SIZED)
-	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 5 tests/parallel/test_allreduce.py tests/parallel/test_sync.py
-	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2 $(SIZED)
-	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 3 tests/parallel/test_allreduce.py tests/parallel/test_sync.py
+	$(BIN)/python tests/parallel/launch.py --mpi mpich --sizes 5 tests/parallel/test_allreduce.py
+	$(BIN)/python tests/parallel/launch.py --mpi openmpi --sizes 2 tests/parallel/test_allreduce.py tests/parallel/test_torch_mpi.py tests/parallel/test_server.py
 
 lint: $(DEV)  ## check style, format, types and the layers of imports
 	$(BIN)/ruff check .
