@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from manyhands.comm.mpi import MPICommunicator
-from manyhands.comm.own_allreduce import OwnAllReduce
+from manyhands.comm.own_allreduce_call import OwnAllReduce
 from manyhands.errors import WorkerError
 
 

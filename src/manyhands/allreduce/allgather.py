@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.allreduce.buffers import Array, Op, as_bytes, combine, deliver, flatten
-from manyhands.allreduce.private import channel
+from manyhands.allreduce.hidden_communicator import channel
 
 
 def allgather(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:

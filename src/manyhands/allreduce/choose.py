@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from manyhands.allreduce.buffers import Array, Op
+from manyhands.allreduce.hidden_communicator import channel
 from manyhands.allreduce.hierarchical import hierarchical
 from manyhands.allreduce.mpi import by_name, native
-from manyhands.allreduce.private import channel
 from manyhands.allreduce.recursive_doubling import recursive_doubling
 from manyhands.allreduce.ring import ring
 from manyhands.allreduce.shared_memory import in_group

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from manyhands import validate
 from manyhands.allreduce.buffers import cuts
-from manyhands.allreduce.folding import core_size
+from manyhands.allreduce.to_power_of_two import core_size
 from manyhands.allreduce.window import piece_bytes
 
 

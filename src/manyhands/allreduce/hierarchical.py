@@ -8,9 +8,9 @@ import numpy as np
 
 from manyhands import validate
 from manyhands.allreduce.buffers import Array, Op, deliver, flatten
-from manyhands.allreduce.neighbours import same_host
-from manyhands.allreduce.private import Channel, PrivateComm, channel
+from manyhands.allreduce.hidden_communicator import Channel, PrivateComm, channel
 from manyhands.allreduce.ring import ring_in_place
+from manyhands.allreduce.same_host_ranks import same_host
 from manyhands.allreduce.shared_memory import Rounds, by_blocks
 from manyhands.allreduce.window import Window
 from manyhands.errors import ConfigError

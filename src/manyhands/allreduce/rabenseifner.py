@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from manyhands.allreduce.buffers import Array, Op, apply, as_bytes, cuts, deliver, flatten
-from manyhands.allreduce.folding import core_size, fold, rank_of, unfold
-from manyhands.allreduce.private import Channel, channel
+from manyhands.allreduce.hidden_communicator import Channel, channel
+from manyhands.allreduce.to_power_of_two import core_size, fold, rank_of, unfold
 
 
 def rabenseifner(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:

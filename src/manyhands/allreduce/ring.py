@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.allreduce.buffers import Array, Op, apply, as_bytes, cuts, deliver, flatten
-from manyhands.allreduce.private import Channel, channel
+from manyhands.allreduce.hidden_communicator import Channel, channel
 
 
 def ring(send: Array, recv: Array, comm: Any, op: Op = np.add) -> None:

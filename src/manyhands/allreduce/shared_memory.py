@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from manyhands.allreduce.buffers import MANY, SHORT, Array, Op, combine, cuts, deliver, flatten
-from manyhands.allreduce.private import Channel, channel
+from manyhands.allreduce.hidden_communicator import Channel, channel
 from manyhands.allreduce.window import COPIED, REDUCED, SLOT, Window, slot_bytes
 from manyhands.errors import ConfigError
 from manyhands.launch.resources import free_shared_memory

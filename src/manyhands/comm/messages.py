@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from manyhands.allreduce.private import channel
+from manyhands.allreduce.hidden_communicator import channel
 from manyhands.comm.mpi import MPICommunicator
 
 if TYPE_CHECKING:

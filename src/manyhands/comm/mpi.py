@@ -12,11 +12,11 @@ import numpy as np
 from mpi4py import MPI
 
 from manyhands.allreduce import ALGORITHMS, Metered, choose
-from manyhands.allreduce.private import channel
+from manyhands.allreduce.hidden_communicator import channel
 from manyhands.allreduce.shared_memory import Through, reduce_through
 from manyhands.comm.communicator import Exchange, Pending, Ready
 from manyhands.comm.meter import Meter
-from manyhands.comm.own_allreduce import OwnAllReduce
+from manyhands.comm.own_allreduce_call import OwnAllReduce
 from manyhands.launch.environment import flush_output
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from manyhands.allreduce.buffers import Array
-from manyhands.allreduce.private import Channel
+from manyhands.allreduce.hidden_communicator import Channel
 
 
 class TorchMessages:

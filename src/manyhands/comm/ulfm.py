@@ -13,7 +13,7 @@ import os
 
 from mpi4py import MPI
 
-from manyhands.allreduce.private import duplicate
+from manyhands.allreduce.hidden_communicator import duplicate
 from manyhands.comm.mpi import MPICommunicator
 
 _LOST = {

@@ -26,7 +26,7 @@ import numpy as np
 from manyhands import validate
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
-from manyhands.comm.own_allreduce import check_signature
+from manyhands.comm.own_allreduce_call import check_signature
 from manyhands.comm.rendezvous import compare_versions, surrounding_group
 from manyhands.config.declare import PROCESSES
 from manyhands.config.import_path import import_object

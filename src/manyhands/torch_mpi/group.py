@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from manyhands.allreduce.private import channel
+from manyhands.allreduce.hidden_communicator import channel
 from manyhands.torch_mpi import collectives
 from manyhands.torch_mpi.buffers import check, flat_copy
+from manyhands.torch_mpi.gpu_host_copies import staged, with_delivery
 from manyhands.torch_mpi.reduction import reduction
 from manyhands.torch_mpi.session import close_group, communicator, engine, open_group
-from manyhands.torch_mpi.staging import staged, with_delivery
 from manyhands.torch_mpi.work import Lane, MPIWork, Steps
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from manyhands.allreduce.buffers import Op, combine
+from manyhands.allreduce.hidden_communicator import channel
 from manyhands.allreduce.mpi import native
-from manyhands.allreduce.private import channel
 from manyhands.allreduce.shared_memory import shared_memory_steps
 from manyhands.torch_mpi.buffers import Array, numbers, raw
 from manyhands.torch_mpi.work import Steps

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from manyhands.comm.own_allreduce import OwnAllReduce, check_signature
+from manyhands.comm.own_allreduce_call import OwnAllReduce, check_signature
 from manyhands.config.all_reduces import chosen_all_reduce, find_field, is_own
 from manyhands.config.import_path import import_object
 from manyhands.training import user_objects

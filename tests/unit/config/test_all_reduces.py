@@ -5,7 +5,7 @@ import pytest
 
 import manyhands as mh
 from manyhands.allreduce import ALGORITHMS
-from manyhands.comm.own_allreduce import check_signature
+from manyhands.comm.own_allreduce_call import check_signature
 from manyhands.config.all_reduces import ALL_REDUCES, is_own
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError

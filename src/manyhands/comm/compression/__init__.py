@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from manyhands.comm.compression.choose import CODECS, compressed_cost, make_compressor
 from manyhands.comm.compression.codec import Codec
-from manyhands.comm.compression.coded import Coded
+from manyhands.comm.compression.coded_allreduce import Coded
 from manyhands.comm.compression.compressor import Compressor
 from manyhands.comm.compression.int8 import Int8
 from manyhands.comm.compression.powersgd import PowerSGD

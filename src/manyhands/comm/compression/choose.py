@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from manyhands.allreduce.cost import Cost
 from manyhands.comm.compression.codec import Codec
-from manyhands.comm.compression.coded import Coded
+from manyhands.comm.compression.coded_allreduce import Coded
 from manyhands.comm.compression.compressor import Compressor
 from manyhands.comm.compression.cost import coded_cost, powersgd_cost, topk_cost
 from manyhands.comm.compression.int8 import Int8

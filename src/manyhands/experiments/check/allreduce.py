@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyhands.allreduce import ALGORITHMS
-from manyhands.comm.own_allreduce import check_signature, find_source
+from manyhands.comm.own_allreduce_call import check_signature, find_source
 from manyhands.config.import_path import import_object
 from manyhands.errors import ConfigError, nearest
 from manyhands.experiments.check import traffic

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from manyhands.comm.staging import StagedComm
+from manyhands.comm.gpu_through_host import StagedComm
 from manyhands.config.all_reduces import chosen_all_reduce
 from manyhands.config.optimizers import SGD, Adam, AdamW
 from manyhands.errors import ConfigError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyhands.comm.staging import StagedComm
+from manyhands.comm.gpu_through_host import StagedComm
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.training.process import devices

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import manyhands.torch_mpi
-from manyhands.torch_mpi import staging
+from manyhands.torch_mpi import gpu_host_copies
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +32,7 @@ def far(monkeypatch):
         places[tensor.data_ptr()] = tensor  # kept, so that no other gets its place
         return tensor
 
-    monkeypatch.setattr(staging, "is_on_device", away)
+    monkeypatch.setattr(gpu_host_copies, "is_on_device", away)
     yield put
     assert touched
 

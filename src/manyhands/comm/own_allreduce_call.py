@@ -1,4 +1,4 @@
-"""A user's own all-reduce, `f(send, recv, comm, op)`, instead of those in `allreduce/`."""
+"""Calls a user's own all-reduce, `f(send, recv, comm, op)`, instead of those in `allreduce/`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.allreduce.buffers import Array
+from manyhands.allreduce.hidden_communicator import channel
 from manyhands.allreduce.metered import Metered
-from manyhands.allreduce.private import channel
 from manyhands.errors import ConfigError, WorkerError
 
 if TYPE_CHECKING:

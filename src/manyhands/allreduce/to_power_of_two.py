@@ -13,7 +13,7 @@ import numpy as np
 from manyhands.allreduce.buffers import Array, Op, apply, as_bytes
 
 if TYPE_CHECKING:
-    from manyhands.allreduce.private import Channel
+    from manyhands.allreduce.hidden_communicator import Channel
 
 
 def core_size(size: int) -> int:

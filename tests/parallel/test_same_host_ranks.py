@@ -4,23 +4,23 @@ import numpy as np
 import pytest
 
 from manyhands import allreduce
-from manyhands.allreduce import neighbours
+from manyhands.allreduce import same_host_ranks
+from manyhands.allreduce.hidden_communicator import channel
 from manyhands.allreduce.hierarchical import Levels
-from manyhands.allreduce.private import channel
 from manyhands.errors import ConfigError
 
 
 @pytest.fixture
 def two_hosts(comm, monkeypatch):
     """A communicator whose odd ranks are on a host of another name; all share one memory."""
-    monkeypatch.setattr(neighbours, "hostname", lambda: f"host-{comm.rank % 2}")
+    monkeypatch.setattr(same_host_ranks, "hostname", lambda: f"host-{comm.rank % 2}")
     made = comm.Dup()
     yield made
     made.Free()
 
 
 def test_those_of_one_name_are_together_in_rank_order(two_hosts, rank, size):
-    here = neighbours.same_host(two_hosts)
+    here = same_host_ranks.same_host(two_hosts)
     assert here.size == len(range(rank % 2, size, 2))
     assert here.rank == rank // 2
     here.Free()
@@ -57,6 +57,6 @@ def test_a_level_of_few_knows_that_the_cores_are_shared_by_all(two_hosts, monkey
 
 
 def test_cores_are_shared_under_one_kernel_whatever_the_hosts_are_called(two_hosts, size):
-    here = neighbours.same_kernel(two_hosts)
+    here = same_host_ranks.same_kernel(two_hosts)
     assert here.size == size
     here.Free()

@@ -1,4 +1,4 @@
-"""What the all-reduces keep for each communicator, hidden from the user.
+"""The hidden communicator beside the user's, and what else the all-reduces keep with it.
 
 Messages travel on a duplicate of the user's communicator, so that they can never be mistaken for
 the user's own, whatever tags those use. The duplicate, the shared window and the groups within
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.allreduce.metered import Meter, Metered
-from manyhands.allreduce.neighbours import same_host, same_kernel
+from manyhands.allreduce.same_host_ranks import same_host, same_kernel
 from manyhands.allreduce.wait import cores, wait_all
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Tensors on a GPU: MPI works on copies in the host's pinned memory.
+"""Copies of GPU tensors in the host's pinned memory, on which MPI works.
 
 MPI's wheels know nothing of GPUs. An operation that is called with such tensors is done on their
 copies; its last step brings to the GPU what it was to fill.
