@@ -78,7 +78,7 @@ def divide_rows(epoch: int = 1, **values: Any) -> tuple[dict[str, Any], dict[str
     Examples are rows of the whole training set, also with a limit, in the order of use.
     """
     from manyhands.data import Stored, store
-    from manyhands.data.partition import skew
+    from manyhands.data.partition_over_workers import skew
     from manyhands.data.stored import About, kept_rows
     from manyhands.training.process.data import make_plan
 

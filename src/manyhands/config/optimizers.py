@@ -2,7 +2,7 @@
 
 All three work element by element, so they run on the flat parameter vector. Any other optimizer is
 given as a factory, `optimizer=lambda params: torch.optim.Adagrad(params)`, and gets the model's
-named parameters instead.
+named parameters instead. The default learning rates are in `default_learning_rates`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyhands.config.declare import NON_NEGATIVE, POSITIVE, Tags, check_declared, option
+from manyhands.config.default_learning_rates import ADAM_LR, HELP, SGD_LR
 from manyhands.errors import ConfigError
 from manyhands.validate import Range
 
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_SGD_LR, _ADAM_LR = 0.02, 0.001
-_LR = (
-    f"learning rate; by default {_ADAM_LR} for adam and adamw, and {_SGD_LR} for sgd, divided by "
-    "the number of workers where workers update independently (see lr_scaling)"
-)
 _COMMON = Tags(common=True)
 _DECAY = "weight decay"
 _MOMENTUM = Range(0.0, 1.0, whole=False, below=True)  # at 1 no gradient is ever forgotten
@@ -37,7 +33,7 @@ class SGD:
     """Stochastic gradient descent, with momentum if asked for."""
 
     name: ClassVar[str] = "sgd"
-    lr: float = option(_SGD_LR, _LR, POSITIVE, _COMMON)
+    lr: float = option(SGD_LR, HELP, POSITIVE, _COMMON)
     momentum: float = option(0.9, "momentum of SGD", _MOMENTUM)
     nesterov: bool = option(False, "Nesterov's momentum")
     weight_decay: float = option(0.0, _DECAY, NON_NEGATIVE)
@@ -59,7 +55,7 @@ class Adam:
     """Adam (Kingma & Ba 2015)."""
 
     name: ClassVar[str] = "adam"
-    lr: float = option(_ADAM_LR, _LR, POSITIVE, _COMMON)
+    lr: float = option(ADAM_LR, HELP, POSITIVE, _COMMON)
     weight_decay: float = option(0.0, _DECAY, NON_NEGATIVE)
 
     def __post_init__(self) -> None:
@@ -79,7 +75,7 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
 
     name: ClassVar[str] = "adamw"
-    lr: float = option(_ADAM_LR, _LR, POSITIVE, _COMMON)
+    lr: float = option(ADAM_LR, HELP, POSITIVE, _COMMON)
     weight_decay: float = option(0.01, _DECAY, NON_NEGATIVE)
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from manyhands.config.optimizers import OPTIMIZERS, SGD
 from manyhands.config.parse import parse_partition
 from manyhands.config.privacy import Privacy
 from manyhands.config.run import RunConfig
-from manyhands.config.strategy_definition import describe_field, option_values
+from manyhands.config.strategy_class_rules import describe_field, option_values
 from manyhands.errors import ConfigError, nearest
 from manyhands.launch.hosts import hosts_from_options
 from manyhands.validate import Range, shown

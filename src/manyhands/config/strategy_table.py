@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from manyhands.config.import_path import import_object, names_object
-from manyhands.config.strategy_definition import check_options, describe_class, fail
+from manyhands.config.strategy_class_rules import check_options, describe_class, fail
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.config.user_file import send_by_value
 from manyhands.errors import ConfigError, nearest

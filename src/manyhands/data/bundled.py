@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from manyhands.data import idx, stored
+from manyhands.data.example_batches import Normalise
 from manyhands.data.shuffle import raw_bits
-from manyhands.data.split import Normalise
 from manyhands.errors import DataError
 
 PACKED = Path(__file__).parent / "mnist"

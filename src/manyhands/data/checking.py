@@ -9,7 +9,7 @@ import numpy as np
 from manyhands import validate
 from manyhands.data import batch_tree
 from manyhands.data.batch_tree import Tree
-from manyhands.data.split import IGNORED, Normalise
+from manyhands.data.example_batches import IGNORED, Normalise
 from manyhands.errors import ConfigError, DataError
 
 ROWS_AT_ONCE = 4096

@@ -15,9 +15,9 @@ from manyhands.data import (
     bundled,
     checking,
     free_space,
-    lazy_split,
+    lazy_batches,
     npy,
-    shards,
+    parquet_shards,
     stored,
     streaming,
     user_arrays,
@@ -229,7 +229,7 @@ class Data:
     def store(self, folder: str | os.PathLike[str]) -> Path:
         """Write the stored form, which workers memory-map."""
         if self.examples:
-            return lazy_split.store(
+            return lazy_batches.store(
                 folder,
                 {part: (each.length, each.fingerprint()) for part, each in self.examples.items()},
                 name=self.name,
@@ -332,8 +332,8 @@ def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False)
     """
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
-    if isinstance(spec, str) and shards.are_shards(Path(spec)):
-        return (streaming.store if stream else shards.store)(Path(spec), Path(folder))
+    if isinstance(spec, str) and parquet_shards.are_shards(Path(spec)):
+        return (streaming.store if stream else parquet_shards.store)(Path(spec), Path(folder))
     if stream:
         raise ConfigError(
             f"stream is given, but data is {spec!r}; only what `manyhands prepare` made is "

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from manyhands.data.plan import Plan, Share
+    from manyhands.data.worker_batch_plan import Plan, Share
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ import numpy as np
 from manyhands import validate
 from manyhands.data import batch_tree, npy
 from manyhands.data.batch_tree import Form, Tree
+from manyhands.data.example_batches import Normalise, Split
 from manyhands.data.shuffle import permutation
-from manyhands.data.split import Normalise, Split, validation_size
+from manyhands.data.validation_part import hold_out_rows
 from manyhands.errors import ConfigError, DataError
 from manyhands.launch.resources import check_disk_space, explain_shortage
 
@@ -158,12 +159,9 @@ class Stored:
         Raises:
             ConfigError: If one of the two parts would be empty.
         """
-        whole = self.about.train
-        count = validation_size(part, whole)
-        order = permutation(whole, seed, "validation")
-        self._rows = {"validation": np.sort(order[:count]), "train": np.sort(order[count:])}
+        self._rows = hold_out_rows(part, self.about.train, seed)
         digest = hashlib.sha256(f"{self.sha256} without {part} {seed}".encode()).hexdigest()
-        self.about = replace_fields(self.about, train=whole - count, sha256=digest)
+        self.about = replace_fields(self.about, train=len(self._rows["train"]), sha256=digest)
 
     @classmethod
     def open(

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from manyhands.data.example_batches import Split
 from manyhands.data.manifest import MANIFEST, Manifest
-from manyhands.data.plan import Share
-from manyhands.data.shards import Group, Reader, about_shards, open_shards
+from manyhands.data.parquet_shards import Group, Reader, about_shards, open_shards
 from manyhands.data.shuffle import permutation
-from manyhands.data.split import Split
 from manyhands.data.stored import About, Stored
+from manyhands.data.worker_batch_plan import Share
 from manyhands.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manyhands.data import batch_tree
-from manyhands.data.split import IGNORED
+from manyhands.data.example_batches import IGNORED
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:

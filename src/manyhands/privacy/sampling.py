@@ -33,7 +33,7 @@ class DrawnShare(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PoissonPlan:
-    """A plan (see `manyhands.data.plan`) whose batches are secret samples.
+    """A plan (see `manyhands.data.worker_batch_plan`) whose batches are secret samples.
 
     Guarantees:
         - Steps are fixed beforehand; an epoch is so many that each record is expected once.

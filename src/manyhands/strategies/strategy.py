@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from manyhands.config.strategy_spec import Exposure, Scaling, StrategySpec, Supports
 from manyhands.config.user_file import source_location
 from manyhands.errors import WorkerError
-from manyhands.strategies.definition import check_methods
+from manyhands.strategies.required_methods import check_methods
 from manyhands.worker.abilities import Checkpointable, Regroupable, SplitsModel
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ import numpy as np
 
 from manyhands.config.run import LOSSES, SMALLEST_PICTURES
 from manyhands.data import batch_tree
-from manyhands.data.shards import row_groups
-from manyhands.data.split import IGNORED, validation_size
+from manyhands.data.example_batches import IGNORED
+from manyhands.data.parquet_shards import row_groups
 from manyhands.data.stored import About
+from manyhands.data.validation_part import validation_size
 from manyhands.errors import ConfigError
 from manyhands.launch.resources import check_disk_space
 from manyhands.model import initial_weights

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from manyhands.data.partition import apportion
-from manyhands.data.plan import FEWEST
+from manyhands.data.partition_over_workers import apportion
+from manyhands.data.worker_batch_plan import FEWEST
 
 if TYPE_CHECKING:
     from manyhands.worker.worker import Worker

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.config.parse import Slow
-    from manyhands.data.plan import Shares
+    from manyhands.data.worker_batch_plan import Shares
     from manyhands.model.early_gradients import EarlyGradients
     from manyhands.model.kernels.cuda_graphs import Graphs
     from manyhands.model.lr_schedule import Rate

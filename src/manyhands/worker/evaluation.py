@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from manyhands.config.strategy_definition import suggest_check
+from manyhands.config.strategy_class_rules import suggest_check
 from manyhands.errors import DivergedError, WorkerError
 from manyhands.worker.abilities import Asynchronous
 from manyhands.worker.clock import Moment

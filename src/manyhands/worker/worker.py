@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from manyhands.config.strategy_definition import suggest_check
+from manyhands.config.strategy_class_rules import suggest_check
 from manyhands.data import Plan
-from manyhands.data.lazy_split import Ahead, LazySplit
+from manyhands.data.lazy_batches import Ahead, LazySplit
 from manyhands.data.prefetch import Prefetcher
 from manyhands.errors import DivergedError
 from manyhands.worker.clock import Clock, Epoch

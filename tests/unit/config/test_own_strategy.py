@@ -16,7 +16,7 @@ from manyhands.cli.options import load_own_strategies
 from manyhands.config import checks, strategy_table
 from manyhands.config.all_reduces import all_reduce_option, chosen_all_reduce
 from manyhands.config.options import configure, flatten, options
-from manyhands.config.strategy_definition import RESERVED
+from manyhands.config.strategy_class_rules import RESERVED
 from manyhands.config.strategy_table import find_all, find_strategy, own
 from manyhands.experiments.audit.examination import Claim
 from manyhands.experiments.forecast.probe import Probe

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from manyhands.data import Plan, Share, Split, StreamPlan
+from manyhands.data.example_batches import Normalise
 from manyhands.data.prefetch import MOST, TOGETHER, Prefetcher
-from manyhands.data.split import Normalise
 from manyhands.privacy.sampling import PoissonPlan
 from manyhands.worker.clock import Epoch
 from manyhands.worker.computation import Computation

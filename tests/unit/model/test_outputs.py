@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyhands.data import Data, Stored
-from manyhands.data.split import IGNORED
+from manyhands.data.example_batches import IGNORED
 from manyhands.errors import ConfigError, DataError
 from manyhands.model import outputs
 from manyhands.model.metrics import build

@@ -7,7 +7,7 @@ import manyhands as mh
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.strategies.averaging import rounds, streaming
-from manyhands.strategies.averaging.outer import split
+from manyhands.strategies.averaging.outer_optimizer import split
 
 
 @pytest.mark.parametrize(

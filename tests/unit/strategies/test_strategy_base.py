@@ -10,7 +10,7 @@ import pytest
 
 import manyhands as mh
 from manyhands import strategies
-from manyhands.config.strategy_definition import check_options
+from manyhands.config.strategy_class_rules import check_options
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import Strategy, strategy_of

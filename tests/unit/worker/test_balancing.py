@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from manyhands.config.options import configure
 from manyhands.config.parse import Slow, parse_slow
-from manyhands.data.partition import apportion
-from manyhands.data.plan import Plan
+from manyhands.data.partition_over_workers import apportion
+from manyhands.data.worker_batch_plan import Plan
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.experiments.sweep.spec import Experiment

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from manyhands.data.manifest import Manifest
-from manyhands.data.shards import Reader
+from manyhands.data.parquet_shards import Reader
 
 
 class Moments(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from manyhands.config.all_reduces import ALL_REDUCES, chosen_all_reduce, is_own
 from manyhands.config.options import options
-from manyhands.config.strategy_definition import describe_class
+from manyhands.config.strategy_class_rules import describe_class
 from manyhands.config.strategy_spec import Cost, StrategySpec
 from manyhands.config.strategy_table import find_strategy, own
 from manyhands.errors import ConfigError

@@ -39,9 +39,9 @@ class Averaging(AveragingSpec, Strategy, Checkpointable, Regroupable):
     w_k: worker k's parameters; B_k: its batch, batch_size / P examples; f: mean loss; η: learning
     rate; H: the period (none: only at the end, which is PSGD); n_k: examples that worker k has seen
     since the last averaging; n = Σ_k n_k; P: workers; θ: the parameters that all have in common;
-    OuterOpt: SGD with Nesterov momentum, or Adam (`outer.py`). Inner optimizers stay as they are.
-    With fragments, parts of θ take turns; with a delay D, a part of θ is updated D steps after its
-    Δ was sent, and then w_k ← α w_k + (1 − α) θ (Streaming DiLoCo, arXiv 2501.18512).
+    OuterOpt: SGD with Nesterov momentum, or Adam (`outer_optimizer.py`). Inner optimizers stay as
+    they are. With fragments, parts of θ take turns; with a delay D, a part of θ is updated D steps
+    after its Δ was sent, and then w_k ← α w_k + (1 − α) θ (Streaming DiLoCo, arXiv 2501.18512).
 
     Guarantees:
         - One worker equals `sequential` on the same partition, bit for bit, without OuterOpt.

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from manyhands.strategies.averaging.outer import Outer
-    from manyhands.strategies.averaging.pace import Pace
+    from manyhands.strategies.averaging.measured_period import Pace
+    from manyhands.strategies.averaging.outer_optimizer import Outer
     from manyhands.strategies.averaging.pending_exchanges import Stream
     from manyhands.strategies.averaging.spec import AveragingSpec
     from manyhands.strategies.strategy import WorkerView

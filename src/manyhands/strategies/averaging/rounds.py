@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from manyhands.strategies.averaging.mean import Since, end_meeting, moment_means, weighted_mean
-from manyhands.strategies.averaging.outer import MOMENTUM, RATES, Outer, split
-from manyhands.strategies.averaging.pace import Pace
+from manyhands.strategies.averaging.measured_period import Pace
+from manyhands.strategies.averaging.outer_optimizer import MOMENTUM, RATES, Outer, split
 from manyhands.strategies.averaging.part_sum import PartSum, codec_of
 from manyhands.strategies.averaging.pending_exchanges import Stream
 

@@ -10,7 +10,7 @@ from manyhands.config.all_reduces import check_allreduce
 from manyhands.config.declare import AMOUNT, COUNT, INNER_PART, POSITIVE, Tags, option
 from manyhands.config.strategy_spec import Scaling, StrategySpec, Supports
 from manyhands.errors import ConfigError
-from manyhands.strategies.averaging.outer import Kind
+from manyhands.strategies.averaging.outer_optimizer import Kind
 from manyhands.validate import Range, whole
 
 if TYPE_CHECKING:

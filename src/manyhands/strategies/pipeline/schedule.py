@@ -84,7 +84,7 @@ def chunks(examples: int, micro_batches: int) -> tuple[int, ...]:
     None has one example alone, of which BatchNorm would have no statistics, unless there is but
     one.
     """
-    from manyhands.data.plan import FEWEST
+    from manyhands.data.worker_batch_plan import FEWEST
 
     count = min(micro_batches, max(1, examples // FEWEST)) if examples else 0
     edges = [i * examples // count for i in range(count + 1)] if count else [0]
@@ -96,7 +96,7 @@ def largest_chunk(examples: int, micro_batches: int) -> int:
 
     It need not be one of the largest batch: three examples are one micro-batch, eight may be four.
     """
-    from manyhands.data.plan import FEWEST
+    from manyhands.data.worker_batch_plan import FEWEST
 
     few = range(1, FEWEST * micro_batches + 1)
     return max(max(chunks(n, micro_batches), default=0) for n in {examples, *few})

@@ -13,7 +13,7 @@ from manyhands.model.kernels.autograd import backward_from
 from manyhands.model.replica import Loss, Replica
 from manyhands.strategies.model_blocks import Block, blocks
 from manyhands.strategies.model_part import ModelPart, parameter_spans
-from manyhands.strategies.pipeline.partition import cut
+from manyhands.strategies.pipeline.stage_cuts import cut
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from manyhands.data import Plan, Stored, Streamed, StreamPlan
 from manyhands.data.lazy import Examples, epoch_batches
-from manyhands.data.lazy_split import LazySplit, LazyStored
-from manyhands.data.sampled_plan import SampledPlan
+from manyhands.data.lazy_batches import LazySplit, LazyStored
+from manyhands.data.sampler_batch_plan import SampledPlan
 from manyhands.data.stored import About
 from manyhands.data.streaming import Feed, StreamSplit, window_rows
 

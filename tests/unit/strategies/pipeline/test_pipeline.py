@@ -10,7 +10,6 @@ from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS
 from manyhands.strategies.model_blocks import blocks
 from manyhands.strategies.model_part import draws
-from manyhands.strategies.pipeline.partition import cut
 from manyhands.strategies.pipeline.schedule import (
     Turn,
     chunks,
@@ -20,6 +19,7 @@ from manyhands.strategies.pipeline.schedule import (
     schedule,
 )
 from manyhands.strategies.pipeline.stage import Stage
+from manyhands.strategies.pipeline.stage_cuts import cut
 
 
 def told(turns):

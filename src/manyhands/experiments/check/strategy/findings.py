@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.config.strategy_definition import describe_class
+from manyhands.config.strategy_class_rules import describe_class
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.config.user_file import source_location
 from manyhands.errors import DivergedError

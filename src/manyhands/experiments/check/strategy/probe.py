@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from manyhands.config.options import flatten
-from manyhands.config.strategy_definition import option_values
+from manyhands.config.strategy_class_rules import option_values
 from manyhands.experiments.check.strategy.calls import Tracer
 from manyhands.experiments.check.strategy.trials import PROBE
 from manyhands.worker.abilities import SplitsModel

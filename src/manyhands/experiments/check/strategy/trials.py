@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import manyhands.strategies  # noqa: F401  (registers those of manyhands)
-from manyhands.config.strategy_definition import option_values
+from manyhands.config.strategy_class_rules import option_values
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.config.strategy_table import find_strategy
 from manyhands.worker.abilities import SplitsModel

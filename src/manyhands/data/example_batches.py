@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.data import batch_tree
-from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -182,18 +181,3 @@ class Column:
         shaped = [torch.from_numpy(np.reshape(v, channels)) for v in (scale, shift)]
         pair = [v.to(self.device, self.dtype) for v in shaped]
         return pair[0], pair[1]
-
-
-def validation_size(part: float, whole: int) -> int:
-    """Return the number of examples of a validation part of `whole`.
-
-    Raises:
-        ConfigError: If one of the two parts would be empty.
-    """
-    count = round(part * whole)
-    if not 0 < count < whole:
-        raise ConfigError(
-            f"validation is {part}, which is {count} of {whole} examples; expected one example at "
-            "least to keep aside, and one to train on"
-        )
-    return count

@@ -2,7 +2,7 @@
 
 Each way is a pure function of the seed, so every worker computes all of it and no index travels.
 
-    balanced               each global batch is cut over the workers (see `plan`)
+    balanced               each global batch is cut over the workers (see `worker_batch_plan`)
     random-sampling        every worker draws from the whole set, without replacement in an epoch
     random-sampling:replace    … with replacement
     random-partition       one shuffle, cut once into disjoint shards, equal or by shares

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.config.parse import parse_partition
-from manyhands.data.partition import apportion, shards
-from manyhands.data.plan import Plan
+from manyhands.data.partition_over_workers import apportion, shards
 from manyhands.data.shuffle import permutation
+from manyhands.data.worker_batch_plan import Plan
 from manyhands.errors import ConfigError
 
 SHARDED = ["random-partition", "stratified", "dirichlet:0.3", "by-label", "by-id"]

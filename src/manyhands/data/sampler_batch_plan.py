@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from manyhands.data.plan import Share
+from manyhands.data.worker_batch_plan import Share
 from manyhands.errors import ConfigError
 
 

@@ -1,11 +1,11 @@
-"""What a strategy's class must define; messages name its file and line."""
+"""The methods and facts that a strategy's class must define; messages name its file and line."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from manyhands.config.strategy_definition import fail
+from manyhands.config.strategy_class_rules import fail
 from manyhands.config.strategy_spec import Supports
 from manyhands.worker.abilities import (
     Asynchronous,

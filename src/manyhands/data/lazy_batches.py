@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyhands.data import batch_tree
+from manyhands.data.example_batches import Column, Split
 from manyhands.data.lazy import Examples, Stream
 from manyhands.data.seeding import seed_of
-from manyhands.data.split import Column, Split
 from manyhands.data.stored import PARTS, About, Stored
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.data.batch_tree import Tree
-    from manyhands.data.plan import Share
+    from manyhands.data.worker_batch_plan import Share
 
 
 class LazySplit(Split):

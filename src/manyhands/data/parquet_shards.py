@@ -1,4 +1,4 @@
-"""Reads shards, one checked row group at a time or all of them into the stored form.
+"""Reads Parquet shards, one checked row group at a time or all of them into the stored form.
 
 Parquet is compressed and columnar: to draw single rows at random, as training does, it is decoded
 once, row group by row group, into files that the workers map. What does not fit on the disk so is

@@ -17,7 +17,7 @@ from shards import rows, table, write
 from manyhands.config.options import configure
 from manyhands.data import Stored, Streamed, store
 from manyhands.data.manifest import Manifest, Part, _check_names
-from manyhands.data.shards import _floats, _whole
+from manyhands.data.parquet_shards import _floats, _whole
 from manyhands.data.spark.statistics import statistics
 from manyhands.data.stored import About
 from manyhands.data.streaming import StreamPlan, StreamSplit, window_rows
@@ -186,7 +186,8 @@ def test_columns_of_any_width_in_pieces_and_with_gaps_become_arrays():
 def test_reading_shards_does_not_import_pandas(shards):
     pytest.importorskip("pandas")
     program = (
-        "import sys; from pathlib import Path; from manyhands.data.shards import open_shards; "
+        "import sys; from pathlib import Path\n"
+        "from manyhands.data.parquet_shards import open_shards\n"
         "reader = open_shards(Path(sys.argv[1])); "
         "assert len(reader.read(reader.groups('train')[0]).x) > 0; "
         "assert 'pandas' not in sys.modules"

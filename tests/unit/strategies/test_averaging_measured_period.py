@@ -3,7 +3,7 @@
 import pytest
 
 from manyhands.comm.single_process import SingleProcess
-from manyhands.strategies.averaging.pace import FIRST, Pace
+from manyhands.strategies.averaging.measured_period import FIRST, Pace
 
 
 def paced(step_seconds, meetings, *, seconds=None, share=0.0, exchange=0.0):

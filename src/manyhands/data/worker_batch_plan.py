@@ -16,7 +16,7 @@ import numpy as np
 
 from manyhands import validate
 from manyhands.config.parse import LABELLED, SHARDED, SHARED_OUT, Partition, parse_partition
-from manyhands.data.partition import apportion, check_shares, shards
+from manyhands.data.partition_over_workers import apportion, check_shares, shards
 from manyhands.data.shuffle import draws, permutation
 from manyhands.errors import ConfigError
 
@@ -76,7 +76,7 @@ class Plan:
           `batch_size`, or what is left for an epoch's last update.
 
     Args:
-        partition: One of the ways in `manyhands.data.partition`.
+        partition: One of the ways in `manyhands.data.partition_over_workers`.
         examples: Size of the training set.
         batch_size: Examples behind one update, over all workers; of one worker with
             `whole_batches`.
