@@ -18,11 +18,11 @@ from torch.nn.functional import cross_entropy
 import manyhands.strategies  # noqa: F401  (registers them)
 from manyhands.config.options import configure
 from manyhands.experiments.audit import models
-from manyhands.experiments.audit.attack import attack
-from manyhands.experiments.audit.examination import Claim, examine
-from manyhands.experiments.audit.recipes import STEPS
-from manyhands.experiments.audit.rehearsal import rehearse
+from manyhands.experiments.audit.audited_training import STEPS
+from manyhands.experiments.audit.canary_attack import attack
 from manyhands.experiments.audit.run import ALPHA
+from manyhands.experiments.audit.simulated_private_run import rehearse
+from manyhands.experiments.audit.transcript_checks import Claim, examine
 from manyhands.launch.machine import write_json
 from manyhands.privacy.accountant import Event, epsilon
 from manyhands.privacy.mechanism_tests import Finding, rejected

@@ -12,8 +12,8 @@ load, tune, gradient, exchange, update, checkpoint, evaluate, record.
 
 from __future__ import annotations
 
-from manyhands.experiments.check.course import Grade, Mark, grade
-from manyhands.experiments.check.grading import Grading, graded
+from manyhands.experiments.check.course.grade_student_file import Grade, Mark, grade
+from manyhands.experiments.check.course.points_per_test import Grading, graded
 from manyhands.launch.fault_injection import VARIABLE, Fault, Faults
 
 __all__ = ["VARIABLE", "Fault", "Faults", "Grade", "Grading", "Mark", "grade", "graded"]

@@ -10,7 +10,7 @@ from running import MANYHANDS, PATIENCE
 
 from manyhands.allreduce import ALGORITHMS
 from manyhands.errors import ConfigError
-from manyhands.experiments.check.allreduce import check_allreduce
+from manyhands.experiments.check.allreduce.check import check_allreduce
 
 PLANTED = planted_allreduces.__file__
 EXAMPLES = Path(__file__).parents[2] / "examples/allreduces"

@@ -11,7 +11,7 @@ from running import MANYHANDS, PATIENCE
 
 from manyhands.errors import ConfigError
 from manyhands.experiments.check.strategy.check import check_strategy
-from manyhands.experiments.check.strategy.page import format_page, to_json
+from manyhands.experiments.check.strategy.printed_page import format_page, to_json
 from manyhands.experiments.check.target import names_strategy
 from manyhands.strategies import STRATEGIES
 

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from manyhands.experiments.check.course import grade
+from manyhands.experiments.check.course.grade_student_file import grade
 
 pytestmark = pytest.mark.timeout(1200)  # each test starts dozens of groups of processes
 

@@ -11,7 +11,7 @@ from running import MANYHANDS, PATIENCE, eventually, manyhands
 
 import manyhands as mh
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.experiments.audit.recipes import CLIPPING
+from manyhands.experiments.audit.audited_training import CLIPPING
 from manyhands.experiments.audit.run import audit, fired
 from manyhands.testing import Faults
 

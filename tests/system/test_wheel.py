@@ -81,7 +81,10 @@ def test_it_trains_on_the_data_inside(installed, tmp_path):
 
 
 def test_the_demo_and_the_new_project_are_inside(installed, tmp_path):
-    code = "from manyhands.experiments.sweep.spec import DEMO, read; print(DEMO, read(DEMO).title)"
+    code = (
+        "from manyhands.experiments.sweep.experiment_definition import DEMO, read\n"
+        "print(DEMO, read(DEMO).title)"
+    )
     line = [str(installed / "bin/python"), "-c", code]
     done = subprocess.run(line, capture_output=True, text=True, env=environment(), check=True)
     assert done.stdout.startswith(str(installed))

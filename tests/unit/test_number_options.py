@@ -19,7 +19,7 @@ from manyhands.config.declare import option
 from manyhands.config.options import Option, configure, options
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import calibrate
-from manyhands.experiments.sweep.spec import read
+from manyhands.experiments.sweep.experiment_definition import read
 from manyhands.launch import launcher
 from manyhands.strategies import STRATEGIES
 from manyhands.training import run

@@ -257,7 +257,7 @@ def readers() -> dict[str, Reader]:
     """Return every reader of files that may come from elsewhere, by name."""
     from manyhands.data import idx, npy
     from manyhands.data.stored import About
-    from manyhands.experiments.sweep import spec
+    from manyhands.experiments.sweep import experiment_definition
 
     sealed = [_sealed(json.dumps(_about()))]
     return {
@@ -266,7 +266,7 @@ def readers() -> dict[str, Reader]:
             lambda: [*map(gzip.compress, _idx()), *_idx()], _as_file("a.gz", idx.read)
         ),
         "npz": Reader(_npz, _as_file("a.npz", npy.read_npz)),
-        "experiment": Reader(_toml, _as_file("a.toml", spec.read)),
+        "experiment": Reader(_toml, _as_file("a.toml", experiment_definition.read)),
         "records": Reader(
             lambda: [lzma.compress(one) for one in _packed()], _as_file("a.tar.xz", _unpack)
         ),

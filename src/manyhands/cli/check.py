@@ -115,8 +115,8 @@ def _try(
 
 
 def _try_allreduce(target: str, options: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
-    from manyhands.experiments.check.allreduce import check_allreduce
-    from manyhands.experiments.check.page import format_page, to_json
+    from manyhands.experiments.check.allreduce.check import check_allreduce
+    from manyhands.experiments.check.allreduce.printed_page import format_page, to_json
 
     checked = check_allreduce(target, **options)
     return checked.passed, format_page(checked), to_json(checked)
@@ -124,7 +124,7 @@ def _try_allreduce(target: str, options: dict[str, Any]) -> tuple[bool, str, dic
 
 def _try_strategy(target: str, options: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
     from manyhands.experiments.check.strategy.check import check_strategy
-    from manyhands.experiments.check.strategy.page import format_page, to_json
+    from manyhands.experiments.check.strategy.printed_page import format_page, to_json
 
     checked = check_strategy(target, **options)
     return checked.passed, format_page(checked), to_json(checked)
@@ -146,7 +146,7 @@ def _parse_options(text: str | None) -> dict[str, Any]:
 
 def _grade(course: str, file: str, options: dict[str, Any], *, as_json: bool) -> None:
     """Print what a student's file earns; exit code 1 if that is not everything."""
-    from manyhands.experiments.check.course import grade
+    from manyhands.experiments.check.course.grade_student_file import grade
 
     with Status("check", shown=not as_json) as status:
         status.stage(f"grading {file}")

@@ -89,7 +89,7 @@ def demo(
 ) -> None:
     """Compare every strategy on MNIST with all cores of this machine, and write a report."""
     from manyhands.experiments.sweep.compare import describe
-    from manyhands.experiments.sweep.spec import DEMO
+    from manyhands.experiments.sweep.experiment_definition import DEMO
 
     _run(describe(DEMO, quick=quick, strategies=None, options={}), output)
 
@@ -110,7 +110,7 @@ def _run(experiment: Any, output: Path | None, keep_models: bool = False) -> Non
 
 def _parse_axes(options: dict[str, str | None]) -> dict[str, Any]:
     """Return each option's alternatives, of what was given."""
-    from manyhands.experiments.sweep.spec import parse_alternatives
+    from manyhands.experiments.sweep.experiment_definition import parse_alternatives
 
     return {
         name: parse_alternatives(name, text) for name, text in options.items() if text is not None

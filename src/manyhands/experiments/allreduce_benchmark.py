@@ -31,7 +31,7 @@ from manyhands.comm.rendezvous import compare_versions, surrounding_group
 from manyhands.config.declare import PROCESSES
 from manyhands.config.import_path import import_object
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.experiments.check.first_call import find_function
+from manyhands.experiments.allreduce_hang_limit import find_function
 from manyhands.launch.environment import group_size
 from manyhands.launch.host import hostname, kernel_id
 from manyhands.launch.mpi import find_mpi, mpiexec_command

@@ -16,8 +16,8 @@ from manyhands.cli.app import main
 from manyhands.cli.privacy import compute_budget, format_budget, write
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
+from manyhands.experiments.sweep.experiment_definition import read
 from manyhands.experiments.sweep.plan import make_schedule
-from manyhands.experiments.sweep.spec import read
 from manyhands.privacy.accountant import Event, compose
 from manyhands.privacy.statement import LABELS
 from manyhands.privacy.terms import solve

@@ -18,12 +18,12 @@ from manyhands.config.all_reduces import all_reduce_option, chosen_all_reduce
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.strategy_class_rules import RESERVED
 from manyhands.config.strategy_table import find_all, find_strategy, own
-from manyhands.experiments.audit.examination import Claim
+from manyhands.experiments.audit.transcript_checks import Claim
 from manyhands.experiments.forecast.probe import Probe
 from manyhands.experiments.forecast.strategy_models import check_modelled, label
 from manyhands.experiments.sweep.content_hash import ContentHashes
+from manyhands.experiments.sweep.experiment_definition import read
 from manyhands.experiments.sweep.plan import make_schedule
-from manyhands.experiments.sweep.spec import read
 from manyhands.training import own_allreduce
 from manyhands.training.process import split_check
 

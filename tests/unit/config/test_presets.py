@@ -8,7 +8,7 @@ import manyhands as mh
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.presets import PRESETS
 from manyhands.errors import ConfigError
-from manyhands.experiments.sweep.spec import parse_alternatives
+from manyhands.experiments.sweep.experiment_definition import parse_alternatives
 
 NAME = "one-cycle"
 OPTIONS = PRESETS[NAME].options

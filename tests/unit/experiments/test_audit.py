@@ -11,12 +11,12 @@ from torch.nn.functional import cross_entropy
 from manyhands.cli.app import main
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
-from manyhands.experiments.audit import models, recipes, run
-from manyhands.experiments.audit.attack import Attack
-from manyhands.experiments.audit.examination import Claim, examine
-from manyhands.experiments.audit.recipes import list_clippings
-from manyhands.experiments.audit.rehearsal import rehearse
+from manyhands.experiments.audit import audited_training, models, run
+from manyhands.experiments.audit.audited_training import list_clippings
+from manyhands.experiments.audit.canary_attack import Attack
 from manyhands.experiments.audit.run import Audit, audit
+from manyhands.experiments.audit.simulated_private_run import rehearse
+from manyhands.experiments.audit.transcript_checks import Claim, examine
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import OWN_LOSS
 from manyhands.privacy.layerwise import Layerwise
@@ -56,14 +56,14 @@ def test_an_audit_of_your_run_needs_its_noise():
     ],
 )
 def test_any_option_of_the_recipe_makes_the_run_the_users(given, own):
-    assert recipes.is_given(given) is not own
+    assert audited_training.is_given(given) is not own
 
 
 def test_the_users_run_is_trained_as_the_options_say(tmp_path):
     given = {"model": "mlp", "data": "blobs", "batch_size": 50, "epochs": 2, "lr": 0.3,
              "strategy": "averaging", "epsilon": 3.0}  # fmt: skip
     recorded = []
-    recipe = recipes.of_user(given, lambda: recorded.append(1), tmp_path / "data")
+    recipe = audited_training.of_user(given, lambda: recorded.append(1), tmp_path / "data")
     chosen = {**recipe.options}
     made = chosen.pop("model")()
     assert recorded == [1]

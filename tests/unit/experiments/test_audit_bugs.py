@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from manyhands.config.options import configure
-from manyhands.experiments.audit.attack import attack
-from manyhands.experiments.audit.examination import Claim, examine
-from manyhands.experiments.audit.rehearsal import rehearse
+from manyhands.experiments.audit.canary_attack import attack
+from manyhands.experiments.audit.simulated_private_run import rehearse
+from manyhands.experiments.audit.transcript_checks import Claim, examine
 from manyhands.privacy import clipping, keys, layerwise, mechanism_tests
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.gradient_canaries import Canaries

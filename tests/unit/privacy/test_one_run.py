@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from manyhands.errors import ConfigError
-from manyhands.experiments.audit.attack import gaussian_inverse
+from manyhands.experiments.audit.canary_attack import gaussian_inverse
 from manyhands.privacy.one_run import inverse_of_curve, is_refuted, largest_refuted, p_value
 
 

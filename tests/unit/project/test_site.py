@@ -16,7 +16,7 @@ from manyhands import callbacks
 from manyhands.cli.app import app
 from manyhands.config.options import options
 from manyhands.experiments.forecast.predict import Prediction
-from manyhands.experiments.sweep import spec
+from manyhands.experiments.sweep import experiment_definition
 from manyhands.report.output.results_table import Table
 from manyhands.training.userloop.join import Hands
 
@@ -177,12 +177,12 @@ def test_the_notebook_is_shown_with_its_outputs():
 def test_every_key_of_an_experiment_file_is_in_the_reference(tmp_path):
     page = (DOCS / "experiments.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`\[{0,2}(\w+)\]{0,2}`", page))
-    about = {f.name for f in dataclasses.fields(spec.Experiment)} - {"name"}
+    about = {f.name for f in dataclasses.fields(experiment_definition.Experiment)} - {"name"}
     assert about | {"axes", "quick"} <= named
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     path = tmp_path / "mine.toml"
     path.write_text(example)
-    mine = spec.read(path)
+    mine = experiment_definition.read(path)
     assert mine.strategies == ("sync", "averaging")
     assert mine.options["workers"] == (1, 2, 4)
 

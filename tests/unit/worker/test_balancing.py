@@ -15,8 +15,8 @@ from manyhands.config.parse import Slow, parse_slow
 from manyhands.data.partition_over_workers import apportion
 from manyhands.data.worker_batch_plan import Plan
 from manyhands.errors import ConfigError
+from manyhands.experiments.sweep.experiment_definition import Experiment
 from manyhands.experiments.sweep.plan import make_schedule
-from manyhands.experiments.sweep.spec import Experiment
 from manyhands.strategies import STRATEGIES
 from manyhands.worker.balancing import FIRST, GAIN, LEAST, WINDOW, Balance, Line, fastest, fitted
 

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyhands.experiments.audit import recipes
-from manyhands.experiments.audit.attack import Attack, attack
-from manyhands.experiments.audit.examination import Claim, examine
+from manyhands.experiments.audit import audited_training
+from manyhands.experiments.audit.canary_attack import Attack, attack
 from manyhands.experiments.audit.models import Clipping
 from manyhands.experiments.audit.transcript import install, read_all
+from manyhands.experiments.audit.transcript_checks import Claim, examine
 from manyhands.launch.machine import write_json
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.mechanism_tests import Finding, rejected
@@ -70,9 +70,9 @@ def fired(audits: Sequence[Audit]) -> list[Finding]:
 
 def audit_all(given: Mapping[str, Any], *, canaries: int | None = None) -> list[Audit]:
     """Audit the run that the options describe; or the audit's own models, clipped in every way."""
-    if recipes.is_given(given):
+    if audited_training.is_given(given):
         return [audit(given, canaries=canaries)]
-    ways = recipes.list_clippings(given)
+    ways = audited_training.list_clippings(given)
     return [audit(given, canaries=canaries, clipping=each) for each in ways]
 
 
@@ -95,19 +95,19 @@ def audit(
         progress: Show a progress bar; by default on a terminal.
     """
     canaries = CANARIES if canaries is None else canaries
-    own = not recipes.is_given(given)
-    whole(100, recipes.RECORDS if own else MOST).check("canaries", canaries)
+    own = not audited_training.is_given(given)
+    whole(100, audited_training.RECORDS if own else MOST).check("canaries", canaries)
     chosen = {name: value for name, value in given.items() if value is not None}
-    recipes.refuse_others(chosen)
+    audited_training.refuse_others(chosen)
     with tempfile.TemporaryDirectory() as folder:
         seen = Path(folder) / "transcripts"
         seen.mkdir()
         coins = secrets.randbits(32)  # the bound needs them to be fair, whatever --seed
         record = partial(_record, str(seen), canaries, coins, before)
         if own:
-            recipe = recipes.of_audit(chosen, clipping, record)
+            recipe = audited_training.of_audit(chosen, clipping, record)
         else:
-            recipe = recipes.of_user(chosen, record, Path(folder) / "data")
+            recipe = audited_training.of_user(chosen, record, Path(folder) / "data")
         try:
             result = fit(**recipe.options, output=str(Path(folder) / "run"), progress=progress)
         finally:

@@ -1,5 +1,4 @@
-"""What holds for a user's own all-reduce: `manyhands check mine.py:ring`.
+"""What holds for a user's own code: an all-reduce, a strategy, or a student's file.
 
-`cases` lists what is tried, `group` tries it in a group of processes on a `traced` communicator,
-`supervision` starts that group and ends a deadlock, `findings` judges, `page` prints.
+`manyhands check mine.py:ring`, `manyhands check mine.py:EASGD`, `manyhands check --course FOLDER`.
 """

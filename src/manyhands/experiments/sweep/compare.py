@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.config.import_path import get_name
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.experiments.sweep.live_table import first_line
-from manyhands.experiments.sweep.plan import Schedule, make_schedule, uses_workers
-from manyhands.experiments.sweep.run import Sweep
-from manyhands.experiments.sweep.spec import (
+from manyhands.experiments.sweep.experiment_definition import (
     ALL,
     Experiment,
     list_alternatives,
     name_strategies,
     read,
 )
+from manyhands.experiments.sweep.live_table import first_line
+from manyhands.experiments.sweep.plan import Schedule, make_schedule, uses_workers
+from manyhands.experiments.sweep.run import Sweep
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores, doubling_counts
 from manyhands.launch.signals import raise_on_signals

@@ -27,7 +27,7 @@ from manyhands.config.run import MODELS
 from manyhands.config.strategy_table import find_all, find_strategy
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.content_hash import ContentHashes
-from manyhands.experiments.sweep.spec import (
+from manyhands.experiments.sweep.experiment_definition import (
     ALL,
     DOUBLING,
     SEVERAL,

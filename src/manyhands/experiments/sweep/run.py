@@ -15,9 +15,9 @@ from manyhands.config.import_path import get_name
 from manyhands.config.options import configure, find_tagged
 from manyhands.errors import ConfigError, ManyhandsError
 from manyhands.experiments.sweep.eta import Estimate
+from manyhands.experiments.sweep.experiment_definition import Experiment
 from manyhands.experiments.sweep.live_table import LiveTable
 from manyhands.experiments.sweep.plan import PlannedRun, Schedule
-from manyhands.experiments.sweep.spec import Experiment
 from manyhands.experiments.sweep.stop_signals import SignalRecorder
 from manyhands.launch import files, signals
 from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json

@@ -18,9 +18,9 @@ from manyhands.config import core_counts
 from manyhands.config.parse import parse_evaluate_every
 from manyhands.experiments.sweep import plan, run
 from manyhands.experiments.sweep.eta import Estimate
+from manyhands.experiments.sweep.experiment_definition import DEMO, read
 from manyhands.experiments.sweep.live_table import LiveTable
 from manyhands.experiments.sweep.plan import Schedule, make_schedule
-from manyhands.experiments.sweep.spec import DEMO, read
 from manyhands.strategies import STRATEGIES
 
 CORES = (1, 2, 4, 16)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from manyhands.errors import ConfigError
-from manyhands.experiments.sweep.plan import make_schedule
-from manyhands.experiments.sweep.spec import (
+from manyhands.experiments.sweep.experiment_definition import (
     DEMO,
     Experiment,
     list_alternatives,
     parse_alternatives,
     read,
 )
+from manyhands.experiments.sweep.plan import make_schedule
 
 FOLDER = Path(__file__).parents[4] / "experiments"
 FILES = [DEMO, *sorted(FOLDER.glob("*.toml"))]

@@ -12,8 +12,8 @@ from manyhands.config import core_counts
 from manyhands.config.optimizers import SGD
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep import plan
+from manyhands.experiments.sweep.experiment_definition import Experiment
 from manyhands.experiments.sweep.plan import Schedule, make_schedule
-from manyhands.experiments.sweep.spec import Experiment
 from manyhands.strategies import STRATEGIES, Sync
 
 

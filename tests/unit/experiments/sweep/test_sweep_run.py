@@ -20,8 +20,8 @@ from manyhands.errors import ConfigError, ManyhandsError, WorkerError
 from manyhands.experiments.sweep import run
 from manyhands.experiments.sweep.compare import compare, describe, sweep
 from manyhands.experiments.sweep.eta import Estimate
+from manyhands.experiments.sweep.experiment_definition import Experiment
 from manyhands.experiments.sweep.live_table import duration
-from manyhands.experiments.sweep.spec import Experiment
 from manyhands.privacy.ledger import Ledger
 from manyhands.report.records.published import published
 

@@ -11,7 +11,7 @@ import pytest
 import records
 from report_cases import said, several, summary, timed
 
-from manyhands.experiments.sweep.spec import DEMO
+from manyhands.experiments.sweep.experiment_definition import DEMO
 from manyhands.report import build
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.summary import Summary

@@ -11,11 +11,11 @@ from typing import Any
 from manyhands.config.import_path import import_object
 from manyhands.config.strategy_spec import Supports
 from manyhands.errors import ConfigError
-from manyhands.experiments.check.findings import Finding
-from manyhands.experiments.check.strategy.findings import Judge, refuse
+from manyhands.experiments.check.finding import Finding
+from manyhands.experiments.check.strategy.criteria import Judge, refuse
 from manyhands.experiments.check.strategy.supervision import gather_evidence
 from manyhands.experiments.check.strategy.traffic import list_traffic
-from manyhands.experiments.check.strategy.trials import Subject, list_trials
+from manyhands.experiments.check.strategy.trial_runs import Subject, list_trials
 from manyhands.launch.mpi import find_mpi
 from manyhands.training import setup
 

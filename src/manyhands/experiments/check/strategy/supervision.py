@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from manyhands.errors import ConfigError, LaunchError, ManyhandsError
-from manyhands.experiments.check.strategy import calls
-from manyhands.experiments.check.strategy.trials import (
+from manyhands.experiments.check.strategy import collective_call_log
+from manyhands.experiments.check.strategy.trial_runs import (
     PLAN,
     PROBE,
     RECORD,
@@ -34,7 +34,7 @@ from manyhands.launch.spec import LaunchSpec
 from manyhands.training import setup
 
 GROUPS = ("group", "resumed")  # folders
-_MODULE = "manyhands.experiments.check.strategy.process"
+_MODULE = "manyhands.experiments.check.strategy.checked_process"
 _SIGNAL = 128  # exit codes from here on are of signals
 _KILLED_STEP = 10
 _GONE = 3.0  # seconds for what a killed run started to be gone
@@ -153,7 +153,7 @@ def _run_group(subject: Subject, place: Path, output: Path, *, resumed: bool) ->
     place.mkdir()
     plan = {**asdict(subject), "output": str(output), "resumed": resumed}
     (place / PLAN).write_text(json.dumps(plan))
-    calls.CallLog(place, subject.processes, create=True)
+    collective_call_log.CallLog(place, subject.processes, create=True)
     spec = LaunchSpec(
         processes=subject.processes,
         main=_MODULE,
@@ -218,7 +218,7 @@ def _explain(
         raise LaunchError(f"the processes failed before the strategy ran: {error}") from error
     evidence.failure = Failure(trial, error)
     place = folder / GROUPS[bool(trial.resumes)]
-    mismatch = place / calls.MISMATCH
+    mismatch = place / collective_call_log.MISMATCH
     if mismatch.exists():
         evidence.failure.ranks = json.loads(mismatch.read_text())
     elif str(error).startswith("no word for"):
@@ -236,9 +236,9 @@ def _has_ended(folder: Path, trial: Trial) -> bool:
 
 def _find_stuck(subject: Subject, trial: Trial, report: str, folder: Path) -> list[dict[str, Any]]:
     """Return where each process was, by its last call, or by its stack in the report."""
-    if not (folder / calls.FILE).exists():
+    if not (folder / collective_call_log.FILE).exists():
         return []
-    log, stacks = calls.CallLog(folder, subject.processes), _stacks(report)
+    log, stacks = collective_call_log.CallLog(folder, subject.processes), _stacks(report)
     rows = []
     for rank in range(subject.strategy.processes(trial.workers)):
         row = log.row(rank)
@@ -254,8 +254,8 @@ def _stacks(report: str) -> dict[int, list[Any]]:
     for part in re.split(r"\n(?=rank \d+ \()", report)[1:]:
         rank = int(part.split()[1])
         for file, line, name in re.findall(r'File "([^"]+)", line (\d+) in (\S+)', part):
-            if calls.is_users(file) and not file.startswith(str(PACKAGE)):
-                found[rank] = calls.describe_place(file, int(line), name)
+            if collective_call_log.is_users(file) and not file.startswith(str(PACKAGE)):
+                found[rank] = collective_call_log.describe_place(file, int(line), name)
                 break
     return found
 

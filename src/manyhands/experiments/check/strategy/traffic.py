@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from manyhands.experiments.check.strategy.supervision import Evidence
-from manyhands.experiments.check.strategy.trials import STEPS, Subject
+from manyhands.experiments.check.strategy.trial_runs import STEPS, Subject
 
 _NEAR = 1.01  # vectors of a whole run by which a cost may be off: what begins and ends it
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.experiments.audit.examination import Claim
 from manyhands.experiments.audit.transcript import Transcript
+from manyhands.experiments.audit.transcript_checks import Claim
 from manyhands.privacy.accountant import Event, delta_curve
 from manyhands.privacy.gaussian_epsilon import gaussian_epsilon, load_stats
 from manyhands.privacy.gradient_canaries import Canaries, log_likelihood_ratio

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from manyhands.allreduce import cost
-from manyhands.experiments.check.cases import BASE, compose, list_cases, own_op
-from manyhands.experiments.check.findings import ASPECTS, explain_counts, judge
-from manyhands.experiments.check.supervision import Stuck, Trial
-from manyhands.experiments.check.traffic import Traffic, find_closest
+from manyhands.experiments.check.allreduce.cases import BASE, compose, list_cases, own_op
+from manyhands.experiments.check.allreduce.criteria import ASPECTS, explain_counts, judge
+from manyhands.experiments.check.allreduce.supervision import Stuck, Trial
+from manyhands.experiments.check.allreduce.traffic import Traffic, find_closest
 
 SIZES = (2, 3, 4, 5, 8)
 

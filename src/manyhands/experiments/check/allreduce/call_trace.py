@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from manyhands.experiments.check import board as words
-from manyhands.experiments.check.board import Board
+from manyhands.experiments.check.allreduce import shared_progress as words
+from manyhands.experiments.check.allreduce.shared_progress import Board
 
 _HERE = str(Path(__file__).parent)
 _SPINS = 200  # questions before a process that waits sleeps in between

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.errors import ConfigError
-from manyhands.experiments.check.exercise import FAILURE, PASSED, SECRET
+from manyhands.experiments.check.course.exercise_process import FAILURE, PASSED, SECRET
 from manyhands.launch.mpi import find_mpi, mpiexec_command
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.shm_cleanup import kill_helpers
 
 SCHEMA = "manyhands-course/1"
-_MODULE = "manyhands.experiments.check.exercise"
+_MODULE = "manyhands.experiments.check.course.exercise_process"
 _PATIENCE = 30.0  # seconds for one test, its start included
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
-from manyhands.experiments.check.cases import Case
-from manyhands.experiments.check.supervision import Stuck, Trial
-
-Status = Literal["pass", "fail", "note", "not checked"]
+from manyhands.experiments.check.allreduce.cases import Case
+from manyhands.experiments.check.allreduce.supervision import Stuck, Trial
+from manyhands.experiments.check.finding import NOTED, Finding, describe_place
 
 # The aspects, in the order of the page; those of `NOTED` never fail.
 ASPECTS = {
@@ -31,35 +27,7 @@ ASPECTS = {
     "two axes": "also works for arrays with two axes",
     "order": "reduces in rank order",
 }
-NOTED = ("in place", "two axes", "order")
 _RULES = {"changed": "requests", "unfinished": "requests", "communicator": "communicator"}
-_SHOWN = 2  # details of an aspect
-
-
-@dataclass
-class Finding:
-    """What holds of one aspect.
-
-    Attributes:
-        aspect: A key of `ASPECTS`.
-        status: What is found.
-        details: Why, in sentences; the first few.
-        ranks: For a deadlock: where each rank is.
-        cases: How many cases were tried.
-    """
-
-    aspect: str
-    status: Status = "not checked"
-    details: list[str] = field(default_factory=list)
-    ranks: list[dict[str, Any]] = field(default_factory=list)
-    cases: int = 0
-
-    def fail(self, detail: str, *, first: bool = False) -> None:
-        """Note a failure; `first` puts it before all others."""
-        self.status = "note" if self.aspect in NOTED else "fail"
-        if detail not in self.details:
-            self.details.insert(0 if first else len(self.details), detail)
-            del self.details[_SHOWN:]
 
 
 def judge(trial: Trial, *, point_to_point: bool) -> dict[str, Finding]:
@@ -162,7 +130,7 @@ def _judge_case(
 def _judge_notes(found: dict[str, Finding], case: Case, notes: list[Any]) -> None:
     for rule, message, place in notes:
         if case.aspect not in NOTED:
-            found[_RULES[rule]].fail(f"{message} ({_place(place)})")
+            found[_RULES[rule]].fail(f"{message} ({describe_place(place)})")
 
 
 def _judge_results(own: Finding, case: Case, outcomes: dict[int, dict[str, Any]]) -> None:
@@ -180,7 +148,7 @@ def _judge_results(own: Finding, case: Case, outcomes: dict[int, dict[str, Any]]
 
 def _judge_error(found: dict[str, Finding], case: Case, rank: int, error: dict[str, Any]) -> None:
     text = f"{error['kind']}: {error['message'].splitlines()[0] if error['message'] else ''}"
-    where = _place(error["place"])
+    where = describe_place(error["place"])
     read_only = "read-only" in text or "readonly" in text or "not writable" in text
     if case.aspect == "send" and read_only:
         found["send"].fail(f"writes into send ({where}); work on a copy of it", first=True)
@@ -251,36 +219,9 @@ def _judge_collectives(own: Finding, trial: Trial, required: bool) -> None:
     for outcomes in trial.outcomes.values():
         for outcome in outcomes.values():
             for name, place in outcome.get("collectives", {}).items():
-                own.fail(f"calls {name} ({_place(place)})")
+                own.fail(f"calls {name} ({describe_place(place)})")
     if own.details and not required:
         own.status = "note"
-
-
-def _place(place: list[Any] | None) -> str:
-    if not place:
-        return "in code that was not found"
-    file, line, function, _ = place
-    return f"{short_path(file)}, line {line}, in {function}"
-
-
-def short_path(file: str) -> str:
-    """Return a file's path relative to the working folder, if it is inside."""
-    relative = os.path.relpath(file)
-    return file if relative.startswith("..") else relative
-
-
-def list_ranks(ranks: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line per rank that says where it is."""
-    for row in ranks:
-        name, place = f"rank {row['rank']}", row["place"]
-        if row["state"] == "returned":
-            yield f"{name}: returned"
-            continue
-        if row["call"] and not place:
-            yield f"{name}: {row['call']}"
-            continue
-        source = f": {place[3]}" if place and place[3] else ""
-        yield f"{name}: {row['call'] or 'computing'} at {_place(place)}{source}"
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -17,10 +17,10 @@ import numpy as np
 from manyhands.allreduce import ALGORITHMS, ring
 from manyhands.allreduce.buffers import Array
 from manyhands.config.import_path import import_object
-from manyhands.experiments.check import board as words
-from manyhands.experiments.check.board import Board
-from manyhands.experiments.check.cases import BASE, Case, list_cases
-from manyhands.experiments.check.trace import Abandoned, Place, Trace
+from manyhands.experiments.check.allreduce import shared_progress as words
+from manyhands.experiments.check.allreduce.call_trace import Abandoned, Place, Trace
+from manyhands.experiments.check.allreduce.cases import BASE, Case, list_cases
+from manyhands.experiments.check.allreduce.shared_progress import Board
 
 OUTCOMES, DUMPS = "outcomes-{}.jsonl", "dumps-{}.jsonl"
 _LATE = 0.03  # seconds by which a rank comes late
@@ -102,7 +102,7 @@ class Process:
         """Return the traced communicator of the first `size` processes."""
         from mpi4py import MPI
 
-        from manyhands.experiments.check.traced import Comm
+        from manyhands.experiments.check.allreduce.strict_communicator import Comm
 
         if size not in self.comms:
             group = self.world.Get_group().Incl(range(size))
@@ -239,11 +239,11 @@ def main() -> None:
         if world.rank == 0:
             (folder / "times.json").write_text(json.dumps(rows))
         return
-    from manyhands.experiments.check import traced
+    from manyhands.experiments.check.allreduce import strict_communicator
 
     private, board = world.Dup(), Board(folder, world.size)
     trace = Trace(board, world.rank)
-    traced.install(trace)
+    strict_communicator.install(trace)
     function = ALGORITHMS.get(target) or import_object(target, "target")
     code = getattr(function, "__code__", None)
     trace.file = code.co_filename if code else ""

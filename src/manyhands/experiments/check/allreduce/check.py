@@ -11,10 +11,11 @@ from manyhands.allreduce import ALGORITHMS
 from manyhands.comm.own_allreduce_call import check_signature, find_source
 from manyhands.config.import_path import import_object
 from manyhands.errors import ConfigError, nearest
-from manyhands.experiments.check import traffic
-from manyhands.experiments.check.findings import NOTED, Finding, judge
-from manyhands.experiments.check.supervision import Trial, measure_times, try_out
-from manyhands.experiments.check.traffic import Traffic
+from manyhands.experiments.check.allreduce import traffic
+from manyhands.experiments.check.allreduce.criteria import judge
+from manyhands.experiments.check.allreduce.supervision import Trial, measure_times, try_out
+from manyhands.experiments.check.allreduce.traffic import Traffic
+from manyhands.experiments.check.finding import NOTED, Finding
 from manyhands.launch.machine import cores
 from manyhands.launch.mpi import find_mpi
 

@@ -20,7 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 from manyhands.allreduce.metered import message_bytes
-from manyhands.experiments.check.trace import Trace
+from manyhands.experiments.check.allreduce.call_trace import Trace
 
 _Request, _Win, _world = MPI.Request, MPI.Win, MPI.COMM_WORLD
 _trace: Trace

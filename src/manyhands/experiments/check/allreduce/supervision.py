@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 
 from manyhands.errors import LaunchError
-from manyhands.experiments.check import board as words
-from manyhands.experiments.check.board import Board
-from manyhands.experiments.check.cases import Case, list_cases
-from manyhands.experiments.check.group import DUMPS, OUTCOMES
+from manyhands.experiments.check.allreduce import shared_progress as words
+from manyhands.experiments.check.allreduce.cases import Case, list_cases
+from manyhands.experiments.check.allreduce.checked_process import DUMPS, OUTCOMES
+from manyhands.experiments.check.allreduce.shared_progress import Board
 from manyhands.launch.launcher import end_with_parent
 from manyhands.launch.mpi import find_mpi, mpiexec_command
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.shm_cleanup import kill_helpers
 
-_MODULE = "manyhands.experiments.check.group"
+_MODULE = "manyhands.experiments.check.allreduce.checked_process"
 _LOOK = 0.02  # seconds between two looks at the board
 _ASKED = 30  # times that a waiting process must have asked for a message
 _AFTER_ERROR = 0.1  # seconds that the others may go on after one has raised

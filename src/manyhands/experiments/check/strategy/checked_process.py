@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.comm.rendezvous import agree
-from manyhands.experiments.check.strategy.calls import CallLog, Tracer
-from manyhands.experiments.check.strategy.probe import Probe
-from manyhands.experiments.check.strategy.trials import PLAN, RECORD, Subject, Trial, list_trials
+from manyhands.experiments.check.strategy.collective_call_log import CallLog, Tracer
+from manyhands.experiments.check.strategy.observer import Probe
+from manyhands.experiments.check.strategy.trial_runs import (
+    PLAN,
+    RECORD,
+    Subject,
+    Trial,
+    list_trials,
+)
 from manyhands.launch.failures import report_failure
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.launch.worker_log import redirect_output

@@ -42,7 +42,7 @@ class Case:
     """One or more calls in a group of `size` processes.
 
     Attributes:
-        aspect: What it is about; a key of `findings.ASPECTS`.
+        aspect: What it is about; a key of `criteria.ASPECTS`.
         size: The number of processes, P.
         lengths: Items of each call's array; two or more calls follow one another at once.
         dtype: Of the arrays.

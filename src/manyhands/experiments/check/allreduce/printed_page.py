@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from manyhands.experiments.check.allreduce import Checked
-from manyhands.experiments.check.findings import ASPECTS, Finding, list_ranks, short_path
-
-SCHEMA = "manyhands-check/1"
-_WIDTH = 100
-_MARKS = {"pass": "ok", "fail": "FAIL", "note": "no", "not checked": "–"}
+from manyhands.experiments.check.allreduce.check import Checked
+from manyhands.experiments.check.allreduce.criteria import ASPECTS
+from manyhands.experiments.check.finding import SCHEMA, format_finding, rank_to_json, short_path
 
 
 def format_page(checked: Checked) -> str:
@@ -27,27 +23,6 @@ def format_page(checked: Checked) -> str:
         lines += format_finding(finding, ASPECTS[finding.aspect])
     lines += ["", *_format_traffic(checked), *_format_times(checked), "", _verdict(checked)]
     return "\n".join(lines)
-
-
-def format_finding(finding: Finding, title: str) -> Iterator[str]:
-    """Yield the lines of one finding."""
-    yield f"{_MARKS[finding.status]:>6}  {title}"
-    for detail in finding.details:
-        yield from _indent(detail)
-    for line in list_ranks(finding.ranks):
-        yield from _indent(line, 4)
-
-
-def _indent(text: str, more: int = 0) -> list[str]:
-    margin = " " * (8 + more)
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=margin,
-        subsequent_indent=margin + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _format_traffic(checked: Checked) -> Iterator[str]:
@@ -127,18 +102,4 @@ def to_json(checked: Checked) -> dict[str, Any]:
         else {"algorithm": checked.closest[0], "exact": checked.closest[1]},
         "times": checked.times,
         "seconds": round(checked.seconds, 1),
-    }
-
-
-def rank_to_json(row: dict[str, Any]) -> dict[str, Any]:
-    """Return where a process was."""
-    file, line, function, source = row["place"] or (None, None, None, None)
-    return {
-        "rank": row["rank"],
-        "state": row["state"],
-        "call": row["call"],
-        "file": file,
-        "line": line,
-        "function": function,
-        "source": source,
     }

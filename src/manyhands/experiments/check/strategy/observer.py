@@ -14,8 +14,8 @@ import torch
 
 from manyhands.config.options import flatten
 from manyhands.config.strategy_class_rules import option_values
-from manyhands.experiments.check.strategy.calls import Tracer
-from manyhands.experiments.check.strategy.trials import PROBE
+from manyhands.experiments.check.strategy.collective_call_log import Tracer
+from manyhands.experiments.check.strategy.trial_runs import PROBE
 from manyhands.worker.abilities import SplitsModel
 
 

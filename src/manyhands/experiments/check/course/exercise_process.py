@@ -1,6 +1,6 @@
-"""One process of one test of an exercise; started by `course`.
+"""One process of one test of an exercise; started by `grade_student_file`.
 
-python -m manyhands.experiments.check.exercise TESTS TEST FILE FOLDER
+python -m manyhands.experiments.check.course.exercise_process TESTS TEST FILE FOLDER
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.config.user_file import load_file
-from manyhands.experiments.check.grading import Grading
+from manyhands.experiments.check.course.points_per_test import Grading
 
 FAILURE = "failure-{}.json"
 PASSED = "passed-{}"  # a process writes the secret into it when its test has ended

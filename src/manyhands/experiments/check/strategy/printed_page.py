@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from manyhands.experiments.check.findings import short_path
-from manyhands.experiments.check.page import SCHEMA, format_finding, rank_to_json
+from manyhands.experiments.check.finding import SCHEMA, format_finding, rank_to_json, short_path
 from manyhands.experiments.check.strategy.check import CheckedStrategy
-from manyhands.experiments.check.strategy.findings import ASPECTS
+from manyhands.experiments.check.strategy.criteria import ASPECTS
 
 _CLAIMS = ("together", "deterministic", "equals_one", "identical", "resume", "outlives")
 

@@ -11,10 +11,10 @@ import torch
 import manyhands as mh
 from manyhands.cli.check import _parse_options
 from manyhands.errors import ConfigError, DivergedError, WorkerError
-from manyhands.experiments.check.strategy import calls
-from manyhands.experiments.check.strategy.calls import CallLog, Tracer
-from manyhands.experiments.check.strategy.findings import ASPECTS, Judge
-from manyhands.experiments.check.strategy.probe import Probe, describe
+from manyhands.experiments.check.strategy import collective_call_log
+from manyhands.experiments.check.strategy.collective_call_log import CallLog, Tracer
+from manyhands.experiments.check.strategy.criteria import ASPECTS, Judge
+from manyhands.experiments.check.strategy.observer import Probe, describe
 from manyhands.experiments.check.strategy.supervision import (
     Evidence,
     Failure,
@@ -23,7 +23,7 @@ from manyhands.experiments.check.strategy.supervision import (
     _stacks,
 )
 from manyhands.experiments.check.strategy.traffic import compare_cost
-from manyhands.experiments.check.strategy.trials import STEPS, Subject, list_trials
+from manyhands.experiments.check.strategy.trial_runs import STEPS, Subject, list_trials
 
 
 class Group:
@@ -78,7 +78,7 @@ def test_the_second_of_two_calls_that_differ_is_refused_with_both_places(tmp_pat
     one(first)
     with pytest.raises(WorkerError, match="workers make different calls: rank 0: allreduce of 3"):
         other(second)
-    rows = json.loads((tmp_path / calls.MISMATCH).read_text())
+    rows = json.loads((tmp_path / collective_call_log.MISMATCH).read_text())
     assert [row["rank"] for row in rows] == [0, 1]
     assert all(row["place"][0] == __file__ for row in rows)
     assert second.sums == 0
@@ -121,7 +121,7 @@ def test_a_group_that_was_split_off_is_compared_on_its_own(tmp_path):
     one.allreduce(torch.zeros(3))
     with pytest.raises(WorkerError, match="rank 0: allreduce of 3 numbers, step 0; rank 1: barr"):
         other.barrier()
-    rows = json.loads((tmp_path / calls.MISMATCH).read_text())
+    rows = json.loads((tmp_path / collective_call_log.MISMATCH).read_text())
     assert [(row["rank"], row["state"]) for row in rows] == [(0, "waits"), (1, "waits")]
 
 
@@ -209,7 +209,7 @@ def test_the_innermost_line_of_the_user_is_taken_from_a_stack():
     report = (
         "no word for 9 s; missing: rank 1 (in gradient, step 5)\n"
         "rank 0 (in exchange, step 8), 9 s ago\n    Stack (most recent call first):\n"
-        f'      File "{calls.PACKAGE}/comm/mpi.py", line 9 in allreduce\n'
+        f'      File "{collective_call_log.PACKAGE}/comm/mpi.py", line 9 in allreduce\n'
         '      File "/home/me/mine.py", line 30 in meet\n'
         "rank 1 (in gradient, step 5), 9 s ago\n"
         '      File "/home/me/mine.py", line 12 in step\n'

@@ -12,10 +12,10 @@ from manyhands.config.strategy_class_rules import describe_class
 from manyhands.config.strategy_spec import StrategySpec
 from manyhands.config.user_file import source_location
 from manyhands.errors import DivergedError
-from manyhands.experiments.check.findings import Finding
+from manyhands.experiments.check.finding import Finding
 from manyhands.experiments.check.strategy.supervision import Evidence, Failure, Killed
 from manyhands.experiments.check.strategy.traffic import compare_cost, list_traffic
-from manyhands.experiments.check.strategy.trials import Subject, needs_every_worker
+from manyhands.experiments.check.strategy.trial_runs import Subject, needs_every_worker
 from manyhands.strategies.strategy import Strategy
 from manyhands.worker.abilities import Checkpointable, SplitsModel
 
