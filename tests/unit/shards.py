@@ -5,7 +5,7 @@ import pyarrow
 import pyarrow.parquet
 
 from manyhands.data.manifest import Manifest, Part
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 
 FEATURES = ["a", "b", "c"]
 
@@ -36,7 +36,7 @@ def write(folder, parts, test=None, group=16, learned=(), tables=None, classes=(
                 file=path.name,
                 rows=len(part[0]),
                 bytes=path.stat().st_size,
-                sha256=files.sha256(path),
+                sha256=atomic_files.sha256(path),
             )
         )
     manifest = Manifest(

@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 from manyhands._version import __version__
 from manyhands.cli.help import FORMAT, CommonOptions
 from manyhands.errors import ConfigError, ManyhandsError, WorkerError, nearest
-from manyhands.launch import messages, signals
+from manyhands.launch import log_output, signals
 from manyhands.launch.environment import group_rank, in_group
 from manyhands.launch.resources import shortage, temporary_folder
 from manyhands.launch.signals import SignalReceived
@@ -107,7 +107,7 @@ def load_command(name: str) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors become one message and an exit code, and so do signals."""
-    with messages.shown(alone=False):
+    with log_output.shown(alone=False):
         _main(arguments)
 
 

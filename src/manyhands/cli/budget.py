@@ -72,7 +72,7 @@ def _open(data: str, settings: Settings) -> tuple[Budget | None, int]:
     from manyhands.data.stored import About
     from manyhands.launch.scratch import private_folder
     from manyhands.privacy.budget import Budget
-    from manyhands.privacy.fingerprint import fingerprint, load_key
+    from manyhands.privacy.data_fingerprint import fingerprint, load_key
     from manyhands.training.budget import read_runs
 
     key = load_key()

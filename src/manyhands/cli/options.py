@@ -16,7 +16,7 @@ from manyhands.config.declare import Command
 from manyhands.config.options import Option, options
 from manyhands.config.strategy_table import find_strategy, installed, known, own, version
 from manyhands.errors import ConfigError
-from manyhands.launch.files import read_toml
+from manyhands.launch.atomic_files import read_toml
 
 # The headings of the help, in the order of the declarations.
 _GROUPS = {

@@ -130,7 +130,7 @@ def compute_budget(
     """
     from manyhands.privacy import accountant
     from manyhands.privacy.statement import statement
-    from manyhands.privacy.terms import planned_steps, solve
+    from manyhands.privacy.steps_rate_noise import planned_steps, solve
     from manyhands.privacy.tradeoff import CURVE, FALSE_POSITIVES, misses
 
     AMOUNT.check("examples", examples)
@@ -176,7 +176,7 @@ def compute_budget(
 def _share_noise(config: RunConfig, examples: int, steps: int) -> RunConfig:
     """Return the configuration with the noise for which so many steps keep its epsilon."""
     from manyhands.privacy.accountant import noise_multiplier
-    from manyhands.privacy.terms import rate
+    from manyhands.privacy.steps_rate_noise import rate
 
     assert config.privacy is not None
     if config.privacy.epsilon is None:

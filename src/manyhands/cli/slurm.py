@@ -21,7 +21,7 @@ from manyhands.config.declare import PROCESSES
 from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, LaunchError
-from manyhands.launch import files, signals
+from manyhands.launch import atomic_files, signals
 from manyhands.launch.mpi import find_mpi
 from manyhands.training import output_folder, resume
 from manyhands.training.setup import warn
@@ -164,7 +164,7 @@ def submit(batch: Batch) -> int:
     folder, line = batch.folder, batch.command
     folder.mkdir(parents=True, exist_ok=True)
     _expect_own_script(folder / SCRIPT_FILE)
-    files.write(folder / SCRIPT_FILE, batch.script)
+    atomic_files.write(folder / SCRIPT_FILE, batch.script)
     (folder / LOG_FILE).unlink(missing_ok=True)
     (folder / EXIT_FILE).unlink(missing_ok=True)
     log = folder / LOG_FILE

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from manyhands.launch.environment import group_rank, has_terminal
-from manyhands.launch.messages import progress_console
+from manyhands.launch.log_output import progress_console
 
 FIRST, STILL = 3.0, 30.0  # seconds before a stage is named, and before it is named again
 

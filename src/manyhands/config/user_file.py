@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.launch.files import PACKAGE
+from manyhands.launch.atomic_files import PACKAGE
 
 _PREFIX = "user_file_"  # begins the names of modules that are loaded by their file
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.errors import DataError
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -82,7 +82,7 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Write the manifest atomically, which makes the parts of a folder valid."""
         text = json.dumps({**asdict(self), "sha256": self.sha256}, indent=1)
-        files.write(folder / MANIFEST, text + "\n")
+        atomic_files.write(folder / MANIFEST, text + "\n")
 
     @staticmethod
     def read(folder: Path) -> Manifest:
@@ -141,7 +141,7 @@ def verify(folder: Path, manifest: Manifest) -> None:
             raise DataError(f"{path} is missing; {MANIFEST} names it")
         if (size := path.stat().st_size) != part.bytes:
             raise DataError(f"{path} has {size} bytes; {MANIFEST} says {part.bytes}")
-        if (digest := files.sha256(path)) != part.sha256:
+        if (digest := atomic_files.sha256(path)) != part.sha256:
             raise DataError(
                 f"{path} was changed since it was prepared: its SHA-256 is {digest}, {MANIFEST} "
                 f"says {part.sha256}; prepare the data again"

@@ -14,7 +14,7 @@ import numpy as np
 from manyhands.allreduce import ALGORITHMS
 from manyhands.allreduce.buffers import Array
 from manyhands.config.import_path import import_object
-from manyhands.launch.files import PACKAGE
+from manyhands.launch.atomic_files import PACKAGE
 
 _HANGS = 30.0  # seconds for the first call with each length
 

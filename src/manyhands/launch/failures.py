@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import LaunchError, ManyhandsError, WorkerError
 from manyhands.launch import resources
-from manyhands.launch.files import PACKAGE
+from manyhands.launch.atomic_files import PACKAGE
 
 if TYPE_CHECKING:
     from manyhands.launch.status_board import Board

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -26,10 +25,10 @@ from manyhands.errors import (
 from manyhands.launch import resources, signals
 from manyhands.launch.failures import ERROR_FILE, explain_failure, write_failure_note
 from manyhands.launch.hosts import lab_hosts
+from manyhands.launch.kill_workers import end_group, kill_all
 from manyhands.launch.mpi import find_mpi, mpiexec_command
+from manyhands.launch.process_group_spec import LaunchSpec
 from manyhands.launch.request_channel import Answer, RequestServer
-from manyhands.launch.shm_cleanup import kill_helpers
-from manyhands.launch.spec import WORKERS, LaunchSpec
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board, Note
 from manyhands.launch.stderr_channel import Listener, strip_messages
 from manyhands.launch.watchdog import START_SECONDS, Watchdog
@@ -39,7 +38,6 @@ FORK_SOCKET = "fork-server"  # where clients reach the fork server
 FORK_CLIENT = Path(__file__).with_name("fork_client.py")
 MODULE_START = str(Path(__file__).with_name("module_start.py"))
 _LOOK = 0.25  # seconds between two looks at workers that run; each takes one of their cores
-_POLL = 0.05  # and at those that are to go
 _PR_SET_PDEATHSIG = 1
 
 Watch = Callable[[list[Note], list[dict[str, Any]]], None]
@@ -149,7 +147,7 @@ def _start(
                         _fork_server(listener, spec.main, folder, environment, log)
                     )
         group = _start_helper(line, environment, log)
-        started.callback(_end_group, group, board, folder)
+        started.callback(end_group, group, board, folder)
     return group
 
 
@@ -296,39 +294,3 @@ def _read_remote(elsewhere: Listener, board: Board, folder: Path) -> list[dict[s
         else:
             events.append(value)
     return events
-
-
-def _end_group(group: subprocess.Popen[bytes], board: Board, folder: Path) -> None:
-    """End mpiexec, then any worker that it left behind."""
-    if group.poll() is None:
-        kill_all(group, board)
-        with suppress(subprocess.TimeoutExpired):
-            group.wait(5)
-        group.kill()
-        group.wait()
-    deadline = time.monotonic() + 2
-    while (
-        left := [n.pid for n in board.read() if n.pid and _is_worker(n.pid)]
-    ) and time.monotonic() < deadline:
-        time.sleep(_POLL)
-    for pid in left:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    kill_helpers(folder, group.pid)
-
-
-def kill_all(group: subprocess.Popen[bytes], board: Board) -> None:
-    """Kill all workers at once, also stopped ones, and terminate mpiexec."""
-    for pid in [n.pid for n in board.read() if n.pid and _is_worker(n.pid)]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    group.terminate()
-
-
-def _is_worker(pid: int) -> bool:
-    """Return whether that process is alive and a worker of ours; process ids are reused."""
-    try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return any(name in line for name in WORKERS)
-    except OSError:
-        return False

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 
 SCHEMA = 1
 # Arm's own cores by part number, as their reference manuals give it (MIDR_EL1).
@@ -93,4 +93,4 @@ def usage() -> dict[str, float]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically: under a temporary name, then rename."""
-    files.write(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    atomic_files.write(path, json.dumps(value, indent=1, allow_nan=False) + "\n")

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from manyhands.errors import WorkerError
-from manyhands.launch import files, shm_cleanup, signals
+from manyhands.launch import atomic_files, shm_cleanup, signals
 from manyhands.launch.shm_cleanup import SHARED
 from manyhands.launch.status_board import AFTER, OWN, Board, Note
 
@@ -282,7 +282,7 @@ class Watchdog:
         for pid, rank in [(n.pid, n.rank) for n in guilty if n.pid]:
             words = f"manyhands: no word for {self.timeout:g} s; the others go on without this one"
             path = self.logs / f"rank-{rank}.log"
-            with suppress(OSError), os.fdopen(files.append(path), "a") as log:
+            with suppress(OSError), os.fdopen(atomic_files.append(path), "a") as log:
                 log.write(words + "\n")
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -30,7 +30,7 @@ import numpy as np
 
 from manyhands import validate
 from manyhands.errors import ConfigError
-from manyhands.privacy.loss import MISSING, step_loss
+from manyhands.privacy.privacy_loss import MISSING, step_loss
 
 Method = Literal["pld", "rdp"]
 

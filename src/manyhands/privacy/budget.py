@@ -39,7 +39,7 @@ from typing import Any
 
 from manyhands import validate
 from manyhands.errors import ConfigError
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.budget_filter import RULES, Rule, choose_orders, spent
@@ -52,7 +52,7 @@ from manyhands.privacy.budget_state import (
     real_place,
     to_lines,
 )
-from manyhands.privacy.fingerprint import key_path
+from manyhands.privacy.data_fingerprint import key_path
 from manyhands.privacy.keys import derive_key
 
 SCHEMA = 1
@@ -167,7 +167,7 @@ class Budget:
                     os.fsync(file.fileno())
             except FileExistsError:
                 raise made._orphan_error(path) from None
-            files.flush_folder(place)
+            atomic_files.flush_folder(place)
             made._set_anchor(path, 1 + len(counted), mac)
         return made
 
@@ -287,8 +287,8 @@ class Budget:
 
     def _set_anchor(self, path: Path, lines: int, mac: str) -> None:
         content = {"ledger": str(path), "lines": lines, "mac": mac}
-        files.write(self.anchor, json.dumps(content) + "\n", flush=True)
-        files.flush_folder(self.anchor.parent)
+        atomic_files.write(self.anchor, json.dumps(content) + "\n", flush=True)
+        atomic_files.flush_folder(self.anchor.parent)
 
     def _read(self) -> tuple[State, int, str]:
         """Return the state, the number of lines and the last line's hash; the lock is held."""

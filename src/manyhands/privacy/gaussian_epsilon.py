@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from manyhands.errors import ConfigError
-from manyhands.privacy.loss import INSTALL
+from manyhands.privacy.privacy_loss import INSTALL
 
 _LARGEST = 60.0  # e^60 : 1 leaves nothing to tell apart in double precision
 _CLOSE = 1e-10

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from manyhands import validate
 from manyhands.errors import ConfigError
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.privacy.accountant import Event
 
 SCHEMA = 1
@@ -99,7 +99,7 @@ class Ledger:
                 f"{path} exists: the folder holds another private run; choose another output, or "
                 "go on with that run with --resume"
             ) from None
-        files.flush_folder(path.parent)
+        atomic_files.flush_folder(path.parent)
         return cls(path, _open_locked(path), _LedgerFile(head, chain, 0, False, len(line)))
 
     @classmethod

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from manyhands.data import batch_tree
 from manyhands.privacy.clipping import PerExample
-from manyhands.privacy.lattice import Lattice
 from manyhands.privacy.layerwise import Layerwise
+from manyhands.privacy.rounding_lattice import Lattice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from manyhands.privacy.ledger import Ledger
     from manyhands.privacy.noise import RoundedNormals
     from manyhands.privacy.sampling import PoissonPlan
-    from manyhands.privacy.terms import Terms
+    from manyhands.privacy.steps_rate_noise import Terms
 
 _BLOCK = 1 << 17  # numbers that are noised at once: each takes 16 bytes meanwhile
 

@@ -2,8 +2,8 @@
 
 Each of the k records is in a step's sample with probability q, independently, so that the sum
 moves by up to jC with probability Bin(k, q)(j): a Gaussian mechanism of random sensitivity, a
-mixture of Gaussians (Choquette-Choo et al. 2023, arXiv 2310.15526, corollary 4.7); `loss.py` has
-its privacy loss.
+mixture of Gaussians (Choquette-Choo et al. 2023, arXiv 2310.15526, corollary 4.7);
+`privacy_loss.py` has its privacy loss.
 
 Where workers have disjoint records, the worst case is that one worker has all k of them: in several
 messages of a step the k shifts add up to a vector that is no longer than their sum.
@@ -22,7 +22,7 @@ from typing import Any
 from manyhands import validate
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
-from manyhands.privacy.loss import step_loss
+from manyhands.privacy.privacy_loss import step_loss
 
 RECORDS = (2, 5, 10)  # for which the statement gives epsilon
 _LARGEST = 1000.0  # an epsilon of which nothing more needs to be known

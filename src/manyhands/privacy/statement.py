@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from manyhands.privacy import accountant
-from manyhands.privacy.provenance import Provenance
 from manyhands.privacy.several_records import RECORDS, epsilon_for
-from manyhands.privacy.trust import describe_trust
+from manyhands.privacy.trusted_parties import describe_trust
+from manyhands.privacy.weights_provenance import Provenance
 
 if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
-    from manyhands.privacy.terms import Terms
+    from manyhands.privacy.steps_rate_noise import Terms
 
 # q, T and σ follow from the number of records, so neighbouring sets must have the same number:
 # "zero-out", REPLACE_SPECIAL in dp-accounting. ε is that of adding or removing a record.

@@ -30,7 +30,7 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
     Raises:
         ConfigError: None of the folders holds a record that can be read.
     """
-    from manyhands.launch import files
+    from manyhands.launch import atomic_files
     from manyhands.report.figures.all_figures import charts
     from manyhands.report.figures.chart import render
     from manyhands.report.output import report_json
@@ -40,17 +40,17 @@ def build(folders: Sequence[Path], output: Path, *, pdf: bool = False, live: str
 
     summary = _summary(folders)
     figures = output / "figures"
-    files.make_folder(figures)
+    atomic_files.make_folder(figures)
     drawn = [render(chart, figures) for chart in charts(summary)]
     table = tabulate(summary)
     table.to_csv(output / "results.csv")
     table.runs.to_csv(output / "runs.csv")
     if pdf:
-        with files.replacing(output / "report.pdf") as temporary:
+        with atomic_files.replacing(output / "report.pdf") as temporary:
             write_pdf(summary, [d.chart for d in drawn], temporary)
-    files.write(output / "report.json", report_json.dump(summary, [d.chart for d in drawn]))
+    atomic_files.write(output / "report.json", report_json.dump(summary, [d.chart for d in drawn]))
     path = output / "report.html"
-    files.write(path, page(summary, drawn, live))
+    atomic_files.write(path, page(summary, drawn, live))
     return path
 
 

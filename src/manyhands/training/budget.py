@@ -17,9 +17,9 @@ from manyhands.privacy import budget, ledger
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.budget import Budget
 from manyhands.privacy.budget_state import Plan
-from manyhands.privacy.fingerprint import fingerprint, load_key
-from manyhands.privacy.provenance import Provenance
-from manyhands.privacy.terms import solve
+from manyhands.privacy.data_fingerprint import fingerprint, load_key
+from manyhands.privacy.steps_rate_noise import solve
+from manyhands.privacy.weights_provenance import Provenance
 from manyhands.training.provenance import PrivateRequest, find_provenance
 
 

@@ -11,9 +11,9 @@ from manyhands.config.options import flatten
 from manyhands.config.run import RunConfig
 from manyhands.launch.machine import SCHEMA, write_json
 from manyhands.privacy import ledger
-from manyhands.privacy.provenance import Provenance
 from manyhands.privacy.statement import statement
-from manyhands.privacy.terms import REDACTED, Terms
+from manyhands.privacy.steps_rate_noise import REDACTED, Terms
+from manyhands.privacy.weights_provenance import Provenance
 from manyhands.training.job import Job
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from manyhands.errors import ConfigError
 from manyhands.launch.host import hostname, kernel_id
-from manyhands.launch.spec import WORKERS
+from manyhands.launch.process_group_spec import WORKERS
 
 NAME = ".lock"
 _WRITTEN = 2.0  # seconds in which the content of a new lock file must appear

@@ -20,7 +20,7 @@ from manyhands.config import import_path
 from manyhands.config.options import flatten
 from manyhands.config.run import RunConfig
 from manyhands.errors import LaunchError
-from manyhands.privacy.provenance import Provenance
+from manyhands.privacy.weights_provenance import Provenance
 
 JOB_FILE = "job.pickle"
 

@@ -21,7 +21,7 @@ from manyhands.data.validation_part import validation_size
 from manyhands.errors import ConfigError
 from manyhands.launch.resources import check_disk_space
 from manyhands.model import initial_weights
-from manyhands.privacy.terms import rate
+from manyhands.privacy.steps_rate_noise import rate
 from manyhands.training import lazy_checks, memory_check, user_objects
 from manyhands.training.job import TrainingRequest
 from manyhands.training.process.data import make_plan, open_data, plan_for_worker, stream_plan

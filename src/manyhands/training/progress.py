@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from manyhands.launch.environment import has_terminal
-from manyhands.launch.messages import progress_console
+from manyhands.launch.log_output import progress_console
 from manyhands.model.lr_schedule import lr_scale
 
 if TYPE_CHECKING:

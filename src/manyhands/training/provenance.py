@@ -13,10 +13,10 @@ from manyhands.comm.rendezvous import ask_leader
 from manyhands.config.run import MODELS
 from manyhands.data.stored import About
 from manyhands.errors import ConfigError
-from manyhands.privacy import accountant, provenance
+from manyhands.privacy import accountant, weights_provenance
 from manyhands.privacy.accountant import Event
-from manyhands.privacy.fingerprint import fingerprint, load_key
-from manyhands.privacy.provenance import ASSUMED, FROM_SEED, Provenance
+from manyhands.privacy.data_fingerprint import fingerprint, load_key
+from manyhands.privacy.weights_provenance import ASSUMED, FROM_SEED, Provenance
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
@@ -60,7 +60,7 @@ def find_provenance(run: PrivateRequest, stored: Path) -> Provenance | None:
     if run.checkpoint:
         stated = Provenance.of_run(Path(str(config.output)))
         if stated:
-            provenance.check_resumed(stated, mark)
+            weights_provenance.check_resumed(stated, mark)
         return stated or Provenance(fingerprint=mark, weights=_describe_older(config, model))
     file = Path(config.init) if config.init else _file_of_module(model)
     if privacy.init_public:
@@ -70,13 +70,13 @@ def find_provenance(run: PrivateRequest, stored: Path) -> Provenance | None:
                 "init as well, or leave it out"
             )
         what = str(file) if file else _describe_model(config, model)
-        return Provenance(fingerprint=mark, weights=provenance.declared_public(what))
+        return Provenance(fingerprint=mark, weights=weights_provenance.declared_public(what))
     if file is None:
         seeded = isinstance(model, str) and model in MODELS
         origin = FROM_SEED if seeded else f"{_describe_model(config, model)}: {ASSUMED}"
         return Provenance(fingerprint=mark, weights=origin)
     _check_unchanged(model, file)
-    of_weights = provenance.weights_of_file(file, mark)
+    of_weights = weights_provenance.weights_of_file(file, mark)
     if privacy.epsilon is not None:
         whole = About.read(stored).train
         delta = privacy.resolve_delta(min(whole, config.limit or whole))

@@ -32,11 +32,11 @@ from manyhands.launch import launcher
 from manyhands.launch.host import hostname
 from manyhands.launch.machine import cores
 from manyhands.launch.mpi import expect_site
+from manyhands.launch.process_group_spec import LaunchSpec
 from manyhands.launch.resources import LEAST_SPACE, check_disk_space
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import SignalReceived, defer_signals, describe
-from manyhands.launch.spec import LaunchSpec
-from manyhands.privacy.provenance import Provenance
+from manyhands.privacy.weights_provenance import Provenance
 from manyhands.training import budget, output_folder, preflight, resume
 from manyhands.training.failure_record import failure_event, write_failure
 from manyhands.training.folder_lock import Member

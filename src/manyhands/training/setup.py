@@ -23,7 +23,7 @@ from manyhands.config.run import RunConfig
 from manyhands.data.datasets import Data, load
 from manyhands.data.lazy import is_lazy
 from manyhands.errors import ConfigError, ManyhandsError
-from manyhands.launch import messages
+from manyhands.launch import log_output
 from manyhands.launch.environment import group_rank, group_size
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.launch.signals import raise_on_signals
@@ -62,7 +62,7 @@ def fit(
     """
     own = {name: options.pop(name, None) for name in OWN}
     own["callbacks_in"] = callbacks_in
-    with messages.shown(show=progress is not False):
+    with log_output.shown(show=progress is not False):
         return _fit(
             model, data, own, options, progress=progress, command=command, choose=choose, here=here
         )

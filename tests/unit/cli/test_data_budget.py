@@ -11,9 +11,9 @@ import pytest
 from manyhands.cli.app import main
 from manyhands.data import store
 from manyhands.privacy.accountant import Event, compose, write_bound
-from manyhands.privacy.fingerprint import fingerprint, load_key
+from manyhands.privacy.data_fingerprint import fingerprint, load_key
 from manyhands.privacy.ledger import Ledger
-from manyhands.privacy.provenance import Provenance
+from manyhands.privacy.weights_provenance import Provenance
 
 TERMS = {"rate": 0.025, "noise_multiplier": 3.0, "clip": 1.0, "delta": 1e-4}
 COST = compose([Event(40, 0.025, 3.0)], 1e-4)

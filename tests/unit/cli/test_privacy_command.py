@@ -20,7 +20,7 @@ from manyhands.experiments.sweep.experiment_definition import read
 from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.privacy.accountant import Event, compose
 from manyhands.privacy.statement import LABELS
-from manyhands.privacy.terms import solve
+from manyhands.privacy.steps_rate_noise import solve
 from manyhands.privacy.tradeoff import misses
 
 PAGE = Path(__file__).parents[3] / "docs" / "privacy.md"

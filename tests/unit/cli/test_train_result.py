@@ -8,7 +8,7 @@ import pytest
 from manyhands.cli.train import _print_result
 from manyhands.config.options import configure
 from manyhands.privacy.statement import describe, statement
-from manyhands.privacy.terms import Terms
+from manyhands.privacy.steps_rate_noise import Terms
 
 
 def printed(capsys: pytest.CaptureFixture[str], stopped: str, privacy: Any = None) -> str:

@@ -22,7 +22,7 @@ from manyhands.data.spark.statistics import statistics
 from manyhands.data.stored import About
 from manyhands.data.streaming import StreamPlan, StreamSplit, window_rows
 from manyhands.errors import ConfigError, DataError
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.training.process.data import plan_for_worker
 
 PARTS = [rows(50, 1), rows(41, 2), rows(60, 3)]
@@ -203,7 +203,9 @@ def test_a_damaged_page_is_refused_even_if_its_hash_is_stated(tmp_path):
     content[4:120] = b"\xff" * 116
     path.write_bytes(content)
     manifest = Manifest.read(shards)
-    parts = [replace(p, sha256=files.sha256(shards / p.file)) for p in manifest.parts["train"]]
+    parts = [
+        replace(p, sha256=atomic_files.sha256(shards / p.file)) for p in manifest.parts["train"]
+    ]
     replace(manifest, parts={**manifest.parts, "train": parts}).write(shards)
     with pytest.raises(DataError, match=r"train-00001.parquet, row group 0, is damaged"):
         store(str(shards), tmp_path / "stored")

@@ -21,7 +21,7 @@ from manyhands.model.replica import Replica
 from manyhands.model.zoo import OWN_LOSS
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism_tests import Finding, rejected
-from manyhands.privacy.terms import Terms
+from manyhands.privacy.steps_rate_noise import Terms
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,7 +20,7 @@ from manyhands.privacy import budget as budgets
 from manyhands.privacy.accountant import Event, write_bound
 from manyhands.privacy.budget import Budget
 from manyhands.privacy.budget_filter import choose_orders, spent
-from manyhands.privacy.fingerprint import fingerprint, key_path, load_key
+from manyhands.privacy.data_fingerprint import fingerprint, key_path, load_key
 
 MARK = "0123abcd-00000000000000000000000000000000"
 KEY = bytes(range(32))

@@ -23,7 +23,7 @@ from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.noise import RoundedNormals
 from manyhands.privacy.sampling import PoissonPlan
-from manyhands.privacy.terms import Terms, planned_steps, rate, steps_per_epoch
+from manyhands.privacy.steps_rate_noise import Terms, planned_steps, rate, steps_per_epoch
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 
 from manyhands.config.options import configure
 from manyhands.privacy.statement import LABELS, describe, statement
-from manyhands.privacy.terms import Terms
+from manyhands.privacy.steps_rate_noise import Terms
 from manyhands.strategies import STRATEGIES
 
 TERMS = Terms(steps=10, rate=0.01, noise_multiplier=2.0, clip=1.0, delta=1e-5)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manyhands.config.options import configure
-from manyhands.privacy import provenance, statement, trust
+from manyhands.privacy import statement, trusted_parties, weights_provenance
 from manyhands.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,9 +52,13 @@ def test_every_row_of_promises_names_a_test() -> None:
 
 
 def test_the_page_quotes_the_statement() -> None:
-    said = [*trust.MESSAGES.values(), *trust.SETTINGS.values(), *trust.TIMING.values()]
-    said += [each.replace("{hosts}", "N hosts") for each in trust.RECORDS.values()]
-    said += [statement.RELATION, statement.UNIT, trust.SAMPLE_KEY.removeprefix("; ")]
+    said = [
+        *trusted_parties.MESSAGES.values(),
+        *trusted_parties.SETTINGS.values(),
+        *trusted_parties.TIMING.values(),
+    ]
+    said += [each.replace("{hosts}", "N hosts") for each in trusted_parties.RECORDS.values()]
+    said += [statement.RELATION, statement.UNIT, trusted_parties.SAMPLE_KEY.removeprefix("; ")]
     assert [each for each in said if each not in WORDS] == []
 
 
@@ -70,8 +74,10 @@ def test_the_table_of_strategies_says_who_may_read_messages(
 ) -> None:
     (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {row} |"))
     config = configure({"private": True, "noise_multiplier": 2.0, "workers": 2, **given})
-    told = trust.describe_trust(config, 1)["trust"].removesuffix(trust.SAMPLE_KEY)
-    assert told == trust.MESSAGES[line.split(" | ")[-1].removesuffix(" |")]
+    told = trusted_parties.describe_trust(config, 1)["trust"].removesuffix(
+        trusted_parties.SAMPLE_KEY
+    )
+    assert told == trusted_parties.MESSAGES[line.split(" | ")[-1].removesuffix(" |")]
 
 
 def test_the_table_of_strategies_has_all_that_can_be_private() -> None:
@@ -94,5 +100,5 @@ def test_the_page_on_internals_names_every_module_of_a_run() -> None:
 
 
 def test_what_a_run_starts_from_is_on_the_page() -> None:
-    assert "the guarantee assumes" in provenance.ASSUMED
+    assert "the guarantee assumes" in weights_provenance.ASSUMED
     assert "a file or model of yours that the guarantee assumes to be public" in WORDS

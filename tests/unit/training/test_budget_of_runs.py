@@ -15,8 +15,8 @@ from manyhands.errors import ConfigError
 from manyhands.experiments.audit.run import audit
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.budget import Budget
-from manyhands.privacy.fingerprint import fingerprint, load_key
-from manyhands.privacy.provenance import Provenance
+from manyhands.privacy.data_fingerprint import fingerprint, load_key
+from manyhands.privacy.weights_provenance import Provenance
 from manyhands.training import budget
 from manyhands.training.setup import planned_run
 

@@ -6,7 +6,7 @@ import pytest
 
 from manyhands.config.options import configure
 from manyhands.privacy.ledger import Ledger
-from manyhands.privacy.terms import REDACTED
+from manyhands.privacy.steps_rate_noise import REDACTED
 from manyhands.training.failure_record import write_failure
 from manyhands.worker.clock import Clock
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.errors import ConfigError, nearest
-from manyhands.launch.files import read_toml
+from manyhands.launch.atomic_files import read_toml
 
 # What each kind takes as its value, in words; all but `join` take nothing beside it.
 KINDS = {

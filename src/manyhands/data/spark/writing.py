@@ -15,7 +15,7 @@ from manyhands.data.manifest import KEY as KEY_COLUMN
 from manyhands.data.manifest import LABEL, Part
 from manyhands.data.spark.steps import KEY, TEST, RecipeRun, unit_hash
 from manyhands.errors import DataError, nearest
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.launch.resources import LEAST_SPACE, size_text
 
 ROWS_PER_GROUP = 1 << 14
@@ -237,4 +237,6 @@ def _part(path: Path) -> Part:
     import pyarrow.parquet
 
     rows = pyarrow.parquet.read_metadata(path).num_rows
-    return Part(file=path.name, rows=rows, bytes=path.stat().st_size, sha256=files.sha256(path))
+    return Part(
+        file=path.name, rows=rows, bytes=path.stat().st_size, sha256=atomic_files.sha256(path)
+    )

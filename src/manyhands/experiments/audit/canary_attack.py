@@ -14,7 +14,7 @@ from manyhands.privacy.accountant import Event, delta_curve
 from manyhands.privacy.gaussian_epsilon import gaussian_epsilon, load_stats
 from manyhands.privacy.gradient_canaries import Canaries, log_likelihood_ratio
 from manyhands.privacy.mechanism_tests import Finding
-from manyhands.privacy.one_run import (
+from manyhands.privacy.one_run_audit import (
     Inverse,
     inverse_of_curve,
     is_refuted,

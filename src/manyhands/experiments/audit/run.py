@@ -23,7 +23,7 @@ from manyhands.experiments.audit.transcript_checks import Claim, examine
 from manyhands.launch.machine import write_json
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.mechanism_tests import Finding, rejected
-from manyhands.privacy.terms import Terms
+from manyhands.privacy.steps_rate_noise import Terms
 from manyhands.training.result import Result
 from manyhands.training.setup import fit
 from manyhands.validate import whole

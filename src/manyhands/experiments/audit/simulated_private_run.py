@@ -20,7 +20,7 @@ from manyhands.experiments.audit.transcript import Recorder, Transcript
 from manyhands.model.replica import Replica
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.sampling import PoissonPlan
-from manyhands.privacy.terms import Terms
+from manyhands.privacy.steps_rate_noise import Terms
 from manyhands.training.process.data import make_plan
 from manyhands.training.process.privacy import make_private
 

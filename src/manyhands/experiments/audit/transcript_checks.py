@@ -13,7 +13,7 @@ from manyhands.config.run import RunConfig
 from manyhands.experiments.audit.transcript import Transcript
 from manyhands.privacy import mechanism_tests as tests
 from manyhands.privacy.mechanism_tests import Finding
-from manyhands.privacy.terms import Terms
+from manyhands.privacy.steps_rate_noise import Terms
 from manyhands.worker.abilities import SplitsModel
 
 _REACHABLE = "0 steps off the lattice: then every sum reaches the same values, zero included"

@@ -35,7 +35,7 @@ from manyhands.config.core_counts import most_of_cores
 from manyhands.config.options import check_number, options
 from manyhands.config.strategy_table import find_all
 from manyhands.errors import ConfigError, nearest
-from manyhands.launch.files import read_toml
+from manyhands.launch.atomic_files import read_toml
 from manyhands.validate import whole
 
 Alternatives = tuple[Any, ...]

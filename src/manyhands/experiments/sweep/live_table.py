@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from manyhands.launch.environment import has_terminal
-from manyhands.launch.messages import progress_console
+from manyhands.launch.log_output import progress_console
 from manyhands.report.analysis.best_configuration import TOLERANCE
 from manyhands.report.analysis.summary import IMPOSSIBLE
 from manyhands.training.progress import format_metric

@@ -19,11 +19,11 @@ from manyhands.experiments.sweep.experiment_definition import Experiment
 from manyhands.experiments.sweep.live_table import LiveTable
 from manyhands.experiments.sweep.plan import PlannedRun, Schedule
 from manyhands.experiments.sweep.stop_signals import SignalRecorder
-from manyhands.launch import files, signals
+from manyhands.launch import atomic_files, signals
 from manyhands.launch.machine import SCHEMA, cores, cpu_name, write_json
 from manyhands.launch.signals import SignalReceived
 from manyhands.privacy.budget import any_exists
-from manyhands.privacy.terms import REDACTED
+from manyhands.privacy.steps_rate_noise import REDACTED
 from manyhands.training import budget, output_folder
 from manyhands.training.failure_record import privacy_spent
 from manyhands.training.output_folder import Claim
@@ -49,7 +49,7 @@ class Sweep:
         claim = output_folder.lock_any(self.folder)
         try:
             about = self._describe(self._find_beginning(), _describe_machine())
-            files.make_folder(self.folder / "runs")
+            atomic_files.make_folder(self.folder / "runs")
             write_json(self.folder / "sweep.json", about)
         except BaseException as error:
             claim.release()

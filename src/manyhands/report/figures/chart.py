@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Affine2D, ScaledTranslation
 
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.report.figures import theme
 from manyhands.report.wording.formatting import short
 from manyhands.report.wording.sentences import Sentence
@@ -177,9 +177,9 @@ def render(chart: Chart, folder: Path | None) -> Drawn:
         label = f"{chart.title}. {chart.alt}"
         alone = theme.standalone(svg, chart.id, label)
         if folder is not None:
-            files.write(folder / f"{chart.id}.svg", alone)
+            atomic_files.write(folder / f"{chart.id}.svg", alone)
             FigureCanvasAgg(figure)
-            with files.replacing(folder / f"{chart.id}.png") as path:
+            with atomic_files.replacing(folder / f"{chart.id}.png") as path:
                 figure.savefig(path, format="png", dpi=2 * POINT, facecolor="white")
     return Drawn(
         chart=chart,

@@ -27,7 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 from manyhands.errors import ConfigError
 from manyhands.launch import signals
 from manyhands.report import build
-from manyhands.report.records.fingerprint import fingerprint
+from manyhands.report.records.record_changes import fingerprint
 
 HOST = "127.0.0.1"
 _LOOK = 1.0  # seconds between two looks at the records

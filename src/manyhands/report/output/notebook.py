@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.errors import ManyhandsError
-from manyhands.report.records.fingerprint import fingerprint
+from manyhands.report.records.record_changes import fingerprint
 
 CURVES = ("accuracy-time", "score-time", "loss-time")  # the first that was recorded is shown
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from manyhands.errors import ManyhandsError
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.report.analysis.spread import Spread, median
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.output import notebook
@@ -107,7 +107,7 @@ class Table(Sequence[Mapping[str, Any]]):
         """Write the rows as CSV; what is not known is left empty."""
         rows = ([_cell(row.get(name)) for name in self.columns] for row in self._rows)
         lines = [",".join(map(_quoted, cells)) + "\n" for cells in (self.columns, *rows)]
-        files.write(path, "".join(lines))
+        atomic_files.write(path, "".join(lines))
 
 
 def tabulate(summary: Summary) -> Table:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manyhands.privacy.terms import REDACTED
+from manyhands.privacy.steps_rate_noise import REDACTED
 
 Record = Mapping[str, Any]
 

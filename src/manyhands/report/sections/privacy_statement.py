@@ -8,8 +8,8 @@ from typing import Any
 
 from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
-from manyhands.privacy.provenance import key_id
 from manyhands.privacy.statement import LABELS, describe
+from manyhands.privacy.weights_provenance import key_id
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.configurations import name, typical_run
 from manyhands.report.analysis.privacy_cost import events, sound

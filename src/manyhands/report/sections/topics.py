@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from manyhands.report.analysis.summary import Summary
 from manyhands.report.sections import (
     asynchronous_topic,
-    law_topic,
+    data_volume_topic,
     masters_topic,
+    scaling_law_topic,
     single_option_topic,
     staleness_topic,
-    volume_topic,
 )
 from manyhands.report.wording.explanations import DP_SGD, PRIVATE, STRATEGIES, Explanation
 from manyhands.report.wording.sentences import Sentence, capitalised
@@ -51,11 +51,11 @@ def topics(summary: Summary) -> list[Topic]:
             title="What one option changes",
             sentences=tuple(single_option_topic.sentences(summary)),
         ),
-        Topic(title="How much data is sent", sentences=tuple(volume_topic.sentences(summary))),
+        Topic(title="How much data is sent", sentences=tuple(data_volume_topic.sentences(summary))),
         Topic(
             title="Amdahl's or Gustafson's law",
-            reason=law_topic.REASON,
-            sentences=tuple(law_topic.sentences(summary)),
+            reason=scaling_law_topic.REASON,
+            sentences=tuple(scaling_law_topic.sentences(summary)),
         ),
     ]
     return [

@@ -16,7 +16,7 @@ from manyhands.config.options import flatten
 from manyhands.config.parse import parse_slow
 from manyhands.config.run import RunConfig
 from manyhands.data import Plan, SampledPlan, Stored, StreamPlan, batch_tree
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.launch.environment import threads_in_group
 from manyhands.launch.fault_injection import fault_hook
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board
@@ -307,7 +307,7 @@ def _save_best(output: Path, replica: Replica, params: torch.Tensor) -> None:
     """Write the model with these parameters as the best so far, atomically."""
     with replica.holding(params):
         state = {k: v.detach().clone() for k, v in replica.judged.state_dict().items()}
-    with files.replacing(output / BEST) as temporary:
+    with atomic_files.replacing(output / BEST) as temporary:
         save_file(state, temporary)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.launch.host import hostname, kernel_id
 from manyhands.worker.step_file import TIMES, Column, StepFile
 
@@ -134,7 +134,7 @@ def write_steps(worker: Worker, rows: Rows, path: Path | None) -> None:
 @contextmanager
 def _replacing(path: Path) -> Iterator[TextIO]:
     """Open a new file that replaces `path` at the end."""
-    with files.replacing(path) as temporary, temporary.open("w") as file:
+    with atomic_files.replacing(path) as temporary, temporary.open("w") as file:
         yield file
 
 

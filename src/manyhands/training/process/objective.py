@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from manyhands.data import batch_tree
 from manyhands.data.batch_tree import leaves
 from manyhands.errors import ConfigError, DataError
-from manyhands.launch.files import PACKAGE
+from manyhands.launch.atomic_files import PACKAGE
 from manyhands.model import outputs
 from manyhands.model.metrics import Metric, build, is_applicable
 from manyhands.model.zoo import LOSSES, OWN_LOSS

@@ -22,14 +22,14 @@ from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.noise import RoundedNormals
 from manyhands.privacy.sampling import PoissonPlan
 from manyhands.privacy.split_model_clipping import StageClipping
-from manyhands.privacy.terms import Terms, solve, steps_per_epoch
+from manyhands.privacy.steps_rate_noise import Terms, solve, steps_per_epoch
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
     from manyhands.config.run import RunConfig
     from manyhands.data.batch_tree import Tree
     from manyhands.model.replica import Replica
-    from manyhands.privacy.provenance import Provenance
+    from manyhands.privacy.weights_provenance import Provenance
     from manyhands.worker.worker import Worker
 
 

@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 
 from manyhands._version import __version__
 from manyhands.config.options import flatten
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.launch import machine as records
 from manyhands.launch.hosts import LAB
-from manyhands.privacy.provenance import MODEL_FILE, digest
 from manyhands.privacy.statement import statement
+from manyhands.privacy.weights_provenance import MODEL_FILE, digest
 from manyhands.strategies.strategy import consensus_of
 from manyhands.training.process import measurements
 from manyhands.training.process.objective import loss_name
@@ -75,7 +75,7 @@ def write_record(
         output = Path(job.output)
         with worker.replica.holding(params):
             state = {k: v.contiguous() for k, v in _state_copy(worker).items()}
-        with files.replacing(output / MODEL_FILE) as temporary:
+        with atomic_files.replacing(output / MODEL_FILE) as temporary:
             save_file(state, temporary)
         if worker.computation.mechanism:  # lets a later private run start from it
             merged["privacy"]["model_sha256"] = digest(output / MODEL_FILE)

@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from manyhands.config.options import flatten
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.training.output_folder import TENSORBOARD
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Scalars:
 
     def __init__(self, worker: Worker, output: Path) -> None:
         folder = output / TENSORBOARD
-        files.make_folder(folder)
+        atomic_files.make_folder(folder)
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._worker = worker

@@ -14,7 +14,7 @@ from manyhands.callbacks import tell, tell_failure
 from manyhands.errors import ShortHandedError
 from manyhands.launch.machine import usage
 from manyhands.launch.resources import explain_shortage, temporary_folder
-from manyhands.privacy.precision import full_float32
+from manyhands.privacy.tf32_off import full_float32
 from manyhands.strategies.strategy import consensus_of, strategy_of
 from manyhands.training.failure_record import failure_event
 from manyhands.training.process import build, record

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import DataError
-from manyhands.launch import files as atomic
+from manyhands.launch import atomic_files as atomic
 from manyhands.worker import epoch_file
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from manyhands.report import _summary
 from manyhands.report.analysis.rounds import ratio, rounds
 from manyhands.report.analysis.significance import compare, paired, welch
 from manyhands.report.analysis.summary import Summary
-from manyhands.report.sections import law_topic
+from manyhands.report.sections import scaling_law_topic
 from manyhands.report.sections.answer import answer
 from manyhands.report.sections.what_was_compared import what_was_compared
 
@@ -187,13 +187,13 @@ def test_a_bound_has_its_range_or_is_not_stated() -> None:
             runs[-1]["started"] = f"2026-03-01T1{i}:1{p}:00+00:00"
     found = summary(*runs)
     (fit,) = found.fits.values()
-    words = said(list(law_topic.sentences(found)))
+    words = said(list(scaling_law_topic.sentences(found)))
     assert fit.least is not None
     assert fit.most is not None
     assert fit.least < fit.serial < fit.most
     assert re.search(r"at most [\d.]+ times \([\d.]+ to [\d.]+\) as fast as", words)
     single = summary(*(run for run in runs[:3]))  # one run each, two points: no range is known
-    assert "at most" not in said(list(law_topic.sentences(single)))
+    assert "at most" not in said(list(scaling_law_topic.sentences(single)))
 
 
 def test_times_of_two_machines_are_not_compared() -> None:

@@ -20,7 +20,7 @@ from manyhands.errors import ConfigError
 from manyhands.report import build
 from manyhands.report.output import live_server
 from manyhands.report.output.live_server import Growing, serving
-from manyhands.report.records.fingerprint import fingerprint
+from manyhands.report.records.record_changes import fingerprint
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from manyhands.report.figures import (
     training_time,
 )
 from manyhands.report.figures.all_figures import charts
-from manyhands.report.sections import law_topic, volume_topic
+from manyhands.report.sections import data_volume_topic, scaling_law_topic
 from manyhands.report.sections.answer import answer
 from manyhands.report.sections.table_notes import notes, rates
 from manyhands.report.wording.formatting import THIN, join, percent, plural, points, seconds, size
@@ -107,7 +107,7 @@ def test_without_a_reason_in_the_records_none_is_given() -> None:
 
 def test_amdahl_is_claimed_only_where_it_fits() -> None:
     good = [timed("sync", p, 10 * (0.1 + 0.9 / p)) for p in (1, 2, 3, 4)]
-    told = said(law_topic.sentences(summary(*good)))
+    told = said(scaling_law_topic.sentences(summary(*good)))
     assert told.startswith(
         "Amdahl's law applies: the work is the same for every number of workers."
     )
@@ -116,11 +116,11 @@ def test_amdahl_is_claimed_only_where_it_fits() -> None:
         "most 10 times (10 to 10) as fast as its own run with one worker." in told
     )
     bad = [timed("sync", p, t) for p, t in ((1, 10), (2, 5), (3, 3.5), (4, 12))]
-    told = said(law_topic.sentences(summary(*bad)))
+    told = said(scaling_law_topic.sentences(summary(*bad)))
     assert "Amdahl's law does not fit" in told
     assert "at most" not in told
     two = [timed("sync", p, t, cores=2) for p, t in ((1, 10), (2, 6), (3, 7))]
-    assert "cannot test Amdahl's law" in said(law_topic.sentences(summary(*two)))
+    assert "cannot test Amdahl's law" in said(scaling_law_topic.sentences(summary(*two)))
 
 
 def test_amdahl_is_about_the_same_work_by_equal_workers() -> None:
@@ -129,7 +129,7 @@ def test_amdahl_is_about_the_same_work_by_equal_workers() -> None:
         runs[1]["config"] |= {"slow": last.get("slow")}
         runs[1]["result"]["examples"] *= last.get("more", 1)
         runs[1]["batch"]["update"] *= last.get("batch", 1)
-        return bool(list(law_topic.sentences(summary(*runs))))
+        return bool(list(scaling_law_topic.sentences(summary(*runs))))
 
     assert fitted()
     assert not fitted(slow="1:3:sleep")
@@ -139,7 +139,7 @@ def test_amdahl_is_about_the_same_work_by_equal_workers() -> None:
 
 def test_weak_scaling_follows_gustafson() -> None:
     runs = [timed("sync", p, 10 + p, weak=True) for p in (1, 2, 3, 4)]
-    told = said(law_topic.sentences(summary(*runs)))
+    told = said(scaling_law_topic.sentences(summary(*runs)))
     assert "Gustafson's law applies: the work grows with the workers." in told
     assert "Gustafson's law fits" in told
     assert "11.0 s to 14.0 s with 4 times the work" in said(training_time.comment(summary(*runs)))
@@ -239,7 +239,7 @@ def test_traffic_of_naive_and_ring_is_compared() -> None:
     found = summary(*[records.record("sync", 4, allreduce=a) for a in ("naive", "ring")])
     told = said(traffic.comment(found))
     assert "The measured traffic is that of theory." in told
-    told = said(volume_topic.sentences(found))
+    told = said(data_volume_topic.sentences(found))
     assert "One naive all-reduce of the gradient (n = 87.4 kB) with P = 4 workers" in told
     assert "each sends (P − 1) n, measured 262 kB" in told
     assert "each sends 2 n (P − 1) / P, measured 131 kB" in told
@@ -252,13 +252,13 @@ def test_outer_steps_state_what_they_send_and_what_rounding_costs() -> None:
     record["strategy"]["outer"] = {"steps": 12, "error": 0.0042}
     for worker in record["workers"]:
         worker |= {"bytes": 50_000, "steps": 100}
-    told = said(volume_topic.sentences(summary(record)))
+    told = said(data_volume_topic.sentences(summary(record)))
     assert "12 outer steps; each worker sends 500 B per step on average" in told
     assert "what a worker sent by up to 0.420 % of its length" in told
     record["strategy"]["outer"]["error"] = 0.0
-    assert "rounding" not in said(volume_topic.sentences(summary(record)))
+    assert "rounding" not in said(data_volume_topic.sentences(summary(record)))
     del record["strategy"]["outer"]
-    assert "outer" not in said(volume_topic.sentences(summary(record)))
+    assert "outer" not in said(data_volume_topic.sentences(summary(record)))
 
 
 def test_facts_of_single_strategies() -> None:

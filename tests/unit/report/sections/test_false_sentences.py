@@ -24,7 +24,7 @@ from manyhands.report.figures import (
 from manyhands.report.figures.all_figures import charts
 from manyhands.report.output.page import result_columns
 from manyhands.report.records.load import read
-from manyhands.report.sections import law_topic
+from manyhands.report.sections import scaling_law_topic
 from manyhands.report.sections.answer import answer
 from manyhands.report.sections.table_notes import notes
 
@@ -221,7 +221,7 @@ def test_a_peak_is_not_beside_more_bring_nothing() -> None:
     runs = [timed("sync", p, t, cores=2) for p, t in ((1, 12), (2, 13), (4, 4))]
     told = said(speedup.comment(summary(*runs)))
     assert "peaks" not in told
-    told = said(law_topic.sentences(summary(*runs)))
+    told = said(scaling_law_topic.sentences(summary(*runs)))
     assert "No speed-up was measured up to 2 workers with a core for each: sync." in told
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manyhands.config.parse import Every, parse_every
 from manyhands.errors import ConfigError, DataError
-from manyhands.launch import files
+from manyhands.launch import atomic_files
 from manyhands.training import resume
 from manyhands.worker.checkpoint import format
 from manyhands.worker.checkpoint.format import CheckpointPart, Writer, check, newest
@@ -251,12 +251,12 @@ def test_a_file_is_replaced_and_not_written_through_a_link(tmp_path):
     (tmp_path / "victim").write_text("years of work")
     for name in ("one", "one.part"):
         (tmp_path / name).symlink_to(tmp_path / "victim")
-    files.write(tmp_path / "one", "new")
+    atomic_files.write(tmp_path / "one", "new")
     assert (tmp_path / "one").read_text() == "new"
     assert not (tmp_path / "one").is_symlink()
     (tmp_path / "log").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
-        files.append(tmp_path / "log")
+        atomic_files.append(tmp_path / "log")
     assert (tmp_path / "victim").read_text() == "years of work"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from manyhands.errors import WorkerError
-from manyhands.launch.files import PACKAGE
+from manyhands.launch.atomic_files import PACKAGE
 
 FILE, MISMATCH = "calls", "mismatch.json"
 COLLECTIVE = (

@@ -25,12 +25,12 @@ from manyhands.experiments.check.strategy.trial_runs import (
     list_trials,
 )
 from manyhands.launch import launcher
+from manyhands.launch.atomic_files import PACKAGE
 from manyhands.launch.fault_injection import VARIABLE, Faults
-from manyhands.launch.files import PACKAGE
 from manyhands.launch.mpi import find_mpi
+from manyhands.launch.process_group_spec import LaunchSpec
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import raise_on_signals
-from manyhands.launch.spec import LaunchSpec
 from manyhands.training import setup
 
 GROUPS = ("group", "resumed")  # folders

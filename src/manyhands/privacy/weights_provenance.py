@@ -28,7 +28,7 @@ class Provenance:
     """What a private run starts from.
 
     Attributes:
-        fingerprint: Of the training records; see `fingerprint.py`.
+        fingerprint: Of the training records; see `data_fingerprint.py`.
         weights: Where the initial weights come from, for the statement.
         before: What private runs on the same records have spent on these weights.
         earlier: The ids of those runs in their ledgers, for the budget of the data set.

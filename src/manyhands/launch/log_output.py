@@ -1,4 +1,4 @@
-"""What the library has to say, through the standard library's loggers `manyhands…`.
+"""The library's log output, through the standard library's loggers `manyhands…`.
 
 By itself the library is quiet: its logger has a NullHandler. `fit` shows messages on stderr while
 it shows its progress, and the command line always does.

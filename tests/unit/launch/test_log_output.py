@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from manyhands.launch import messages
+from manyhands.launch import log_output
 
 LOGGER = logging.getLogger("manyhands.somewhere")
 
@@ -19,7 +19,7 @@ def test_a_library_is_quiet(
 ) -> None:
     forget_handlers(monkeypatch)
     LOGGER.warning("something")
-    with messages.shown(show=False):
+    with log_output.shown(show=False):
         LOGGER.warning("something")
     assert capsys.readouterr() == ("", "")
 
@@ -28,7 +28,7 @@ def test_shown_once_and_only_inside(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_handlers(monkeypatch)
-    with messages.shown(), messages.shown():
+    with log_output.shown(), log_output.shown():
         LOGGER.warning("100 % of %s")
         LOGGER.info("details")
     LOGGER.warning("later")
@@ -43,9 +43,9 @@ def test_a_program_s_own_logging_takes_its_place(
     handler = logging.Handler()
     handler.emit = lambda record: kept.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
-    with messages.shown():
+    with log_output.shown():
         LOGGER.warning("one")
-    with messages.shown(alone=False):  # the command line
+    with log_output.shown(alone=False):  # the command line
         LOGGER.warning("two")
     assert kept == ["one", "two"]
     assert capsys.readouterr().err == "manyhands: two\n"

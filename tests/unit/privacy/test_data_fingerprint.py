@@ -10,9 +10,9 @@ import pytest
 
 from manyhands.data.stored import write
 from manyhands.errors import ConfigError
-from manyhands.privacy.fingerprint import fingerprint, key_path, load_key
+from manyhands.privacy.data_fingerprint import fingerprint, key_path, load_key
 from manyhands.privacy.keys import fixed_key
-from manyhands.privacy.provenance import key_id
+from manyhands.privacy.weights_provenance import key_id
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(300, 7)).astype(np.float32)

@@ -16,11 +16,11 @@ from manyhands.errors import ConfigError
 from manyhands.model.replica import Replica
 from manyhands.model.zoo import MODELS
 from manyhands.privacy import keys
-from manyhands.privacy.lattice import ARITHMETIC, Lattice
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.noise import RoundedNormals
-from manyhands.privacy.terms import Terms
+from manyhands.privacy.rounding_lattice import ARITHMETIC, Lattice
+from manyhands.privacy.steps_rate_noise import Terms
 
 EXPOSED = {
     "alone": {"strategy": "sequential", "workers": 1},

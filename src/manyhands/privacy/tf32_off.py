@@ -1,4 +1,4 @@
-"""Products in whole float32: what a private run's norms and sums rely on."""
+"""Switches TF32 off: a private run's norms and sums rely on products in whole float32."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from manyhands.errors import ConfigError
 from manyhands.experiments.audit.canary_attack import gaussian_inverse
-from manyhands.privacy.one_run import inverse_of_curve, is_refuted, largest_refuted, p_value
+from manyhands.privacy.one_run_audit import inverse_of_curve, is_refuted, largest_refuted, p_value
 
 
 def pure(epsilon):

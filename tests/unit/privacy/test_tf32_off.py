@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyhands.privacy.precision import full_float32
+from manyhands.privacy.tf32_off import full_float32
 from manyhands.training import setup
 
 SMALL = {
