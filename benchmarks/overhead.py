@@ -19,7 +19,7 @@ from turns import in_turns, parser, record, seconds, write
 
 from manyhands.config.parse import Every
 from manyhands.launch.host_watchdog import HostWatchdog
-from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle
 from manyhands.worker.worker import Batch, Worker
 
 

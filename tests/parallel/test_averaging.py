@@ -23,7 +23,7 @@ from manyhands.comm.mpi import MPICommunicator
 from manyhands.launch.status_board import Board
 from manyhands.training.process import measurements
 from manyhands.worker import evaluation
-from manyhands.worker.checkpoint import lifecycle
+from manyhands.worker.checkpoint import save_or_stop
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "dtype": "float64"}
 
@@ -60,7 +60,7 @@ def test_who_waits_for_the_others_answer_whether_to_stop_notes_it(blobs, tmp_pat
     """Else it would be taken for one that hangs."""
     noted = []
     monkeypatch.setattr(Board, "note", lambda _, rank, step, what: noted.append((step, what)))
-    monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
+    monkeypatch.setattr(save_or_stop, "steps_between", lambda pace: 4)
     train(smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9)
     assert [step for step, what in noted if what == "agree"] == [1, 2, 4, 8]
 
@@ -82,7 +82,7 @@ def test_nobody_waits_for_the_others_to_be_asked(blobs, tmp_path, monkeypatch):
             sign.touch()
 
     monkeypatch.setattr(mh.Averaging, "step", stepped)
-    monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
+    monkeypatch.setattr(save_or_stop, "steps_between", lambda pace: 4)
     train(smooth, blobs, WORLD, tmp_path, strategy="averaging", **PLAIN, max_steps=9)
 
 
@@ -93,7 +93,7 @@ def test_who_waits_at_a_question_is_seen_waiting(blobs, tmp_path, monkeypatch):
     """
     if WORLD.size == 1:
         pytest.skip("nobody to wait for")
-    monkeypatch.setattr(lifecycle, "steps_between", lambda pace: 4)
+    monkeypatch.setattr(save_or_stop, "steps_between", lambda pace: 4)
     assert MPICommunicator(WORLD).begin_maximum(np.array([WORLD.rank])).result() == WORLD.size - 1
     slow = f"{WORLD.size - 1}:200:sleep"  # longer than anybody waits for a core
     worker = train(

@@ -17,13 +17,13 @@ from manyhands.strategies.tensor import slicing, tensor
 from manyhands.training.process import measurements
 from manyhands.worker import clock
 from manyhands.worker import worker as workers
-from manyhands.worker.checkpoint import lifecycle
+from manyhands.worker.checkpoint import save_or_stop
 
 pytestmark = UP_TO_THREE
 CALL = 1000.0  # seconds that each call of a callback takes
 PATIENCE = 5.0  # real seconds for the other workers to arrive
 PHASES = ("compute", "wait", "communicate", "update")
-TIMED = (clock, lifecycle, workers, timeline, rpc, slicing, tensor)
+TIMED = (clock, save_or_stop, workers, timeline, rpc, slicing, tensor)
 
 
 @pytest.fixture

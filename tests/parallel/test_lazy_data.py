@@ -13,7 +13,7 @@ from training import UP_TO_THREE, WORLD, distance, record, same_everywhere, smoo
 
 import manyhands as mh
 from manyhands.data import Stored
-from manyhands.worker.checkpoint.format import newest
+from manyhands.worker.checkpoint.folder_layout import newest
 
 pytestmark = UP_TO_THREE
 GIVEN = {"batch_size": 24, "dtype": "float64", "epochs": 2, "lr": 0.1}

@@ -11,7 +11,7 @@ from test_features import run as train
 from training import WORLD
 
 import manyhands as mh
-from manyhands.worker import step_file
+from manyhands.worker import disk_backed_columns
 
 pytestmark = pytest.mark.skipif(WORLD.size > 2, reason="what is kept depends on no size")
 BLOCK = 32  # instead of 512 numbers: as many steps less
@@ -46,7 +46,7 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("name", names() if WORLD.size == 1 else ["server"])
 def test_memory_stays_as_it_is(data, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(step_file, "BLOCK", BLOCK)
+    monkeypatch.setattr(disk_backed_columns, "BLOCK", BLOCK)
     memory = Memory()
     given = {"batch_size": 8, "max_steps": BEGIN + STEPS + 5, "callbacks": [memory]}
     try:

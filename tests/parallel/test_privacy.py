@@ -20,7 +20,7 @@ from manyhands.privacy import keys
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.layerwise import Layerwise
 from manyhands.training.process import build
-from manyhands.worker.checkpoint.capture import capture
+from manyhands.worker.checkpoint.saved_contents import capture
 
 STEPS, LR = 20, 0.1
 TOGETHER = {

@@ -21,8 +21,8 @@ from manyhands.errors import ConfigError
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.training.job import Job
 from manyhands.training.process import build, measurements
-from manyhands.worker.checkpoint.format import newest
-from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.worker.checkpoint.folder_layout import newest
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle
 
 
 def with_everything():
@@ -198,7 +198,9 @@ def test_going_on_with_synchronised_batchnorm_ends_where_one_worker_ends(folder)
 @UP_TO_THREE
 @pytest.mark.parametrize("strategy", ["sync", "gossip"])
 def test_a_long_run_s_checkpoints_are_as_large_as_a_short_one_s(folder, strategy, monkeypatch):
-    monkeypatch.setattr("manyhands.worker.step_file.BLOCK", 16)  # steps that make a run long
+    monkeypatch.setattr(
+        "manyhands.worker.disk_backed_columns.BLOCK", 16
+    )  # steps that make a run long
     given = {"strategy": strategy, "checkpoint_every": "16steps", "keep": 9, "max_steps": 64}
     given |= {"epochs": 4, "optimizer": "adam"}
     whole = train(folder, **given)

@@ -11,8 +11,8 @@ from test_resume import at, newest_of, train
 
 import manyhands as mh
 from manyhands.errors import StoppedError
-from manyhands.worker.checkpoint.format import Writer, check
-from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.worker.checkpoint.folder_layout import Writer, check
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle
 
 WORLD = MPI.COMM_WORLD
 pytestmark = pytest.mark.skipif(WORLD.size < 2, reason="a master and a worker are two processes")

@@ -17,8 +17,8 @@ from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.strategies.sync import overlapped_sum
 from manyhands.training.job import Job
 from manyhands.training.process import build
-from manyhands.training.process.joined_main import join
-from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.training.process.existing_group_main import join
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle
 
 WORLD = MPI.COMM_WORLD
 UP_TO_THREE = pytest.mark.skipif(WORLD.size > 3, reason="what is tried depends on no size")

@@ -150,9 +150,9 @@ def _go_on(folder: Path) -> None:
     """Do what `--resume` does with a checkpoint before anything is started."""
     from manyhands.config.options import configure
     from manyhands.training import resume
-    from manyhands.worker.checkpoint import format
+    from manyhands.worker.checkpoint import folder_layout
 
-    found = format.check(folder)
+    found = folder_layout.check(folder)
     configure(resume.resumed_options(found, folder, {}))
     found.part(0)
 

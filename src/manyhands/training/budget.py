@@ -20,7 +20,7 @@ from manyhands.privacy.budget_state import Plan
 from manyhands.privacy.data_fingerprint import fingerprint, load_key
 from manyhands.privacy.steps_rate_noise import solve
 from manyhands.privacy.weights_provenance import Provenance
-from manyhands.training.provenance import PrivateRequest, find_provenance
+from manyhands.training.find_provenance import PrivateRequest, find_provenance
 
 
 def find(stored: Path) -> Budget | None:

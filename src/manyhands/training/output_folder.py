@@ -19,9 +19,9 @@ from typing import Any
 
 from manyhands.errors import ConfigError
 from manyhands.training import folder_lock
-from manyhands.worker.checkpoint.format import FOLDER as CHECKPOINTS
-from manyhands.worker.checkpoint.format import partial, remove, steps
-from manyhands.worker.epoch_file import NAME as EPOCHS
+from manyhands.worker.checkpoint.folder_layout import FOLDER as CHECKPOINTS
+from manyhands.worker.checkpoint.folder_layout import partial, remove, steps
+from manyhands.worker.past_epochs_file import NAME as EPOCHS
 
 TENSORBOARD = "tensorboard"
 _EVENTS = "events.out.tfevents.*"

@@ -25,7 +25,7 @@ from manyhands.privacy.steps_rate_noise import rate
 from manyhands.training import lazy_checks, memory_check, user_objects
 from manyhands.training.job import TrainingRequest
 from manyhands.training.process.data import make_plan, open_data, plan_for_worker, stream_plan
-from manyhands.worker.checkpoint.format import FOLDER
+from manyhands.worker.checkpoint.folder_layout import FOLDER
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ from manyhands.config.checks import replace_options
 from manyhands.config.run import RunConfig
 from manyhands.errors import ManyhandsError, ShortHandedError
 from manyhands.training.job import Job
-from manyhands.worker.checkpoint import format as checkpoints
+from manyhands.worker.checkpoint import folder_layout as checkpoints
 
 
 def restart_job(job: Job, error: ManyhandsError, say: Callable[[str], None]) -> Job:

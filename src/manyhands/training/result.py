@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import ConfigError
+from manyhands.training.find_provenance import ORIGIN
 from manyhands.training.progress import last_loss
-from manyhands.training.provenance import ORIGIN
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ from manyhands.config.declare import find_tagged
 from manyhands.config.run import RunConfig
 from manyhands.config.strategy_table import find_strategy, known
 from manyhands.errors import ConfigError, DataError
-from manyhands.worker.checkpoint import format as checkpoints
+from manyhands.worker.checkpoint import folder_layout as checkpoints
 
 if TYPE_CHECKING:
     from manyhands.worker.worker import Worker

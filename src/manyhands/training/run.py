@@ -39,14 +39,14 @@ from manyhands.launch.signals import SignalReceived, defer_signals, describe
 from manyhands.privacy.weights_provenance import Provenance
 from manyhands.training import budget, output_folder, preflight, resume
 from manyhands.training.failure_record import failure_event, write_failure
+from manyhands.training.find_provenance import find_provenance, share_provenance
 from manyhands.training.folder_lock import Member
 from manyhands.training.job import Job
 from manyhands.training.output_folder import Claim
-from manyhands.training.process.transfer import DIGEST, LAUNCHER
+from manyhands.training.process.send_job_to_hosts import DIGEST, LAUNCHER
 from manyhands.training.progress import Progress
-from manyhands.training.provenance import find_provenance, share_provenance
 from manyhands.training.restart import restart_job
-from manyhands.worker.checkpoint import format as checkpoints
+from manyhands.worker.checkpoint import folder_layout as checkpoints
 
 if TYPE_CHECKING:
     from torch import nn
@@ -249,7 +249,7 @@ class Run:
         self, group: Communicator, progress: bool | None
     ) -> tuple[dict[str, Any], Path]:
         """Share data and output folder within the group, then train."""
-        from manyhands.training.process.joined_main import join
+        from manyhands.training.process.existing_group_main import join
 
         begin = time.time()
         leader = host_leader(group)

@@ -29,11 +29,11 @@ from manyhands.launch.mpi_libraries import load_matching
 from manyhands.launch.signals import raise_on_signals
 from manyhands.model import initial_weights
 from manyhands.privacy.accountant import expect_library
-from manyhands.training import output_folder, own_allreduce, resume, user_objects
+from manyhands.training import output_folder, own_allreduce_option, resume, user_objects
 from manyhands.training.progress import learning_warning
 from manyhands.training.result import Result
 from manyhands.training.run import Run
-from manyhands.worker.checkpoint.format import Checkpoint
+from manyhands.worker.checkpoint.folder_layout import Checkpoint
 
 _logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def _prepare(
     choose: ChooseWorkers | None,
 ) -> Run:
     """Return the run that the arguments of `fit` describe; `own` may be functions."""
-    options, summing = own_allreduce.name_function(options)
+    options, summing = own_allreduce_option.name_function(options)
     own = {**own, "allreduce": summing}
     options = _count_cores(_name_objects(model, data, own, options))
     data, options = _adopt_loader(data, options)
@@ -256,7 +256,7 @@ def _configured_run(
         metrics=tuple(user_objects.resolve(metric, "metric") for metric in metrics),
         schedule=user_objects.function(own["schedule"], config.schedule, "schedule"),
         augment=user_objects.function(own["augment"], config.augment, "augment"),
-        allreduce=own_allreduce.resolve(config.strategy, own["allreduce"]),
+        allreduce=own_allreduce_option.resolve(config.strategy, own["allreduce"]),
         callbacks=callbacks,
         callbacks_in_caller=user_objects.in_caller(own["callbacks_in"], callbacks, config),
         command=command or get_command(),

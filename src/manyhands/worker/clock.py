@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from manyhands.worker.step_file import Column
+from manyhands.worker.disk_backed_columns import Column
 
 
 @dataclass

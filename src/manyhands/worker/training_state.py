@@ -7,8 +7,8 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from manyhands.worker.clock import Epoch, Moment
-from manyhands.worker.epoch_file import EpochFile
-from manyhands.worker.step_file import Column, StepFile
+from manyhands.worker.disk_backed_columns import Column, StepFile
+from manyhands.worker.past_epochs_file import EpochFile
 from manyhands.worker.stopping import REACHED
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from manyhands.cli.app import main
 from manyhands.config.options import configure, flatten
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.training import resume
-from manyhands.worker.checkpoint.format import Checkpoint
+from manyhands.worker.checkpoint.folder_layout import Checkpoint
 
 
 @pytest.fixture

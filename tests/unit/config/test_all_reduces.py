@@ -9,7 +9,7 @@ from manyhands.comm.own_allreduce_call import check_signature
 from manyhands.config.all_reduces import ALL_REDUCES, is_own
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
-from manyhands.training import own_allreduce
+from manyhands.training import own_allreduce_option
 
 
 def ring(send, recv, comm, op=np.add):
@@ -32,14 +32,17 @@ def test_any_strategy_with_the_option_takes_a_users_function(strategy):
 
 def test_a_function_gets_a_name_for_the_record():
     for options in ({"allreduce": ring}, {"strategy": mh.Averaging(allreduce=ring)}):
-        named, function = own_allreduce.name_function(options)
+        named, function = own_allreduce_option.name_function(options)
         assert function is ring
         strategy = configure(named).strategy
         assert strategy.allreduce == f"{__name__}:ring"
-        assert own_allreduce.resolve(strategy, function) is ring
-        assert own_allreduce.resolve(strategy, None) is ring
-    assert own_allreduce.name_function({"allreduce": "ring"}) == ({"allreduce": "ring"}, None)
-    assert own_allreduce.resolve(mh.Sync(allreduce="ring"), None) is None
+        assert own_allreduce_option.resolve(strategy, function) is ring
+        assert own_allreduce_option.resolve(strategy, None) is ring
+    assert own_allreduce_option.name_function({"allreduce": "ring"}) == (
+        {"allreduce": "ring"},
+        None,
+    )
+    assert own_allreduce_option.resolve(mh.Sync(allreduce="ring"), None) is None
 
 
 @pytest.mark.parametrize(

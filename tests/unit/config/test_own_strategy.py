@@ -24,7 +24,7 @@ from manyhands.experiments.forecast.strategy_models import check_modelled, label
 from manyhands.experiments.sweep.content_hash import ContentHashes
 from manyhands.experiments.sweep.experiment_definition import read
 from manyhands.experiments.sweep.plan import make_schedule
-from manyhands.training import own_allreduce
+from manyhands.training import own_allreduce_option
 from manyhands.training.process import split_check
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples/strategies").glob("*.py"))
@@ -71,8 +71,11 @@ def test_fields_with_the_names_of_our_options_mean_nothing_to_a_run(written):
     strategy = config.strategy
     assert split_check.count_pieces(config) == 2
     assert chosen_all_reduce(strategy) == "auto"
-    assert own_allreduce.name_function({"strategy": replace(strategy, allreduce=print)})[1] is None
-    assert own_allreduce.resolve(strategy, None) is None
+    assert (
+        own_allreduce_option.name_function({"strategy": replace(strategy, allreduce=print)})[1]
+        is None
+    )
+    assert own_allreduce_option.resolve(strategy, None) is None
     checks.check_torch(config, "comm is 'torch:gloo'")
     assert label(strategy) == "Own period 3 parts 5"
     private = replace(config, strategy=strategy, privacy=mh.Privacy(noise_multiplier=1.0))
@@ -85,9 +88,11 @@ def test_an_option_that_all_reduce_option_declares_is_the_all_reduce_by_any_name
         summing: str = all_reduce_option("gradients are")
 
     assert chosen_all_reduce(Own()) == "auto"
-    options, function = own_allreduce.name_function({"strategy": Own(summing=summed)})
+    options, function = own_allreduce_option.name_function({"strategy": Own(summing=summed)})
     assert function is summed
-    assert chosen_all_reduce(options["strategy"]) == own_allreduce.user_objects.import_path(summed)
+    assert chosen_all_reduce(options["strategy"]) == own_allreduce_option.user_objects.import_path(
+        summed
+    )
 
 
 def summed(send, recv, comm, op):

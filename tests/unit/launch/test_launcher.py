@@ -24,7 +24,7 @@ from manyhands.launch.failures import (
 )
 from manyhands.launch.status_board import Board
 from manyhands.training.job import JOB_FILE, Job
-from manyhands.training.process import joined_main
+from manyhands.training.process import existing_group_main
 from manyhands.training.run import launch_spec
 
 
@@ -213,7 +213,7 @@ def test_the_board_shows_who_is_where(tmp_path):
 def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(joined_main, "_LATER", 0.0)
+    monkeypatch.setattr(existing_group_main, "_LATER", 0.0)
     folder = tmp_path / "host"
     folder.mkdir()
 
@@ -223,9 +223,9 @@ def test_a_second_one_who_fails_while_the_first_clears_up_says_nothing(
     def second(path):
         for file in path.iterdir():  # some is gone, some is not, when the other comes
             file.unlink()
-        joined_main._print_failure(folder, one(1), ValueError("the same"))
+        existing_group_main._print_failure(folder, one(1), ValueError("the same"))
 
-    joined_main._print_failure(folder, one(0), ValueError("the story"))
+    existing_group_main._print_failure(folder, one(0), ValueError("the story"))
     second(host_watchdog.claim_folder(folder))
     said = capsys.readouterr().err
     assert "[rank 0]" in said

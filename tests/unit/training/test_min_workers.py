@@ -23,8 +23,8 @@ from manyhands.training.process import recovery
 from manyhands.training.progress import death_line
 from manyhands.training.run import Run
 from manyhands.worker.abilities import Regroupable
-from manyhands.worker.checkpoint.format import CheckpointPart, Writer, newest
-from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
+from manyhands.worker.checkpoint.folder_layout import CheckpointPart, Writer, newest
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle, Mark
 from manyhands.worker.computation import Computation
 from manyhands.worker.reporter import Reporter
 from manyhands.worker.training_state import TrainingState
@@ -84,7 +84,7 @@ def left(tmp_path, monkeypatch):
             params=torch.zeros(3),
             computation=Computation(), reporter=Reporter(),
         )  # fmt: skip
-        monkeypatch.setattr("manyhands.worker.checkpoint.lifecycle.capture", captured)
+        monkeypatch.setattr("manyhands.worker.checkpoint.save_or_stop.capture", captured)
         lifecycle = Lifecycle(worker, tmp_path, {"options": {"workers": 2}}, grows=grows)
         return worker, lifecycle
 

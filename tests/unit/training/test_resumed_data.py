@@ -10,7 +10,7 @@ from manyhands.config.options import configure
 from manyhands.data import Data, store
 from manyhands.errors import ConfigError
 from manyhands.privacy.ledger import Ledger
-from manyhands.training.provenance import find_provenance
+from manyhands.training.find_provenance import find_provenance
 
 TERMS = {"steps": 5, "rate": 0.1, "noise_multiplier": 1.0, "clip": 1.0, "delta": 1e-3}
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from manyhands.strategies.strategy import Strategy, Supports
-from manyhands.worker.checkpoint.lifecycle import AGREE_AT_MOST, AGREE_EVERY
+from manyhands.worker.checkpoint.save_or_stop import AGREE_AT_MOST, AGREE_EVERY
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,7 +30,7 @@ from manyhands.strategies import STRATEGIES
 from manyhands.strategies.gossip.topology import graph
 from manyhands.strategies.linear_partition import linear_partition
 from manyhands.strategies.pipeline.schedule import ideal_bubble
-from manyhands.worker.checkpoint.lifecycle import steps_between
+from manyhands.worker.checkpoint.save_or_stop import steps_between
 
 NEAR = 0.02  # fewer workers that are slower by no more than this are the better choice
 _NEIGHBOURS = 512  # workers up to which a topology is laid out to count neighbours

@@ -32,7 +32,7 @@ class StepBarrier:
     def __init__(self, worker: Worker, memory: MemoryGroup) -> None:
         import torch
 
-        from manyhands.worker.checkpoint.lifecycle import Lifecycle
+        from manyhands.worker.checkpoint.save_or_stop import Lifecycle
 
         self.worker, self.memory = worker, memory
         self.lifecycle = worker.hook(Lifecycle)
@@ -99,7 +99,7 @@ class StepBarrier:
             torch.cuda.synchronize()
 
     def _copy(self) -> None:
-        from manyhands.worker.checkpoint.lifecycle import Mark
+        from manyhands.worker.checkpoint.save_or_stop import Mark
 
         if self.lifecycle:
             mark = Mark(int(self.flags[_STEP]), int(self.flags[_SIGNUM]))

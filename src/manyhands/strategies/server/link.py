@@ -16,7 +16,7 @@ from mpi4py import MPI
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.strategies.server.ownership import layer_cuts
 from manyhands.strategies.server.state import DONE, MARK, PUSH, STOP
-from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle, Mark
 from manyhands.worker.evaluation_gate import MessageGate
 
 if TYPE_CHECKING:

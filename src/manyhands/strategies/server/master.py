@@ -11,7 +11,7 @@ from manyhands.strategies.server.snapshot import Snapshot
 from manyhands.strategies.server.ssp_clock import SSPClock
 from manyhands.strategies.server.state import MARK, PUSH, STOP, ResumePoint, Rules, Span
 from manyhands.strategies.server.statistics import Statistics
-from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from manyhands.comm.messages import Parcel
     from manyhands.strategies.server.ssp_clock import SSPClock
-    from manyhands.worker.checkpoint.format import CheckpointPart
-    from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
+    from manyhands.worker.checkpoint.folder_layout import CheckpointPart
+    from manyhands.worker.checkpoint.save_or_stop import Lifecycle, Mark
     from manyhands.worker.worker import Worker
 
 
@@ -128,7 +128,7 @@ class Snapshot:
 
     def begin(self, mark: Mark, running: set[int]) -> None:
         """Copy this master's part, as it is now."""
-        from manyhands.worker.checkpoint.capture import capture
+        from manyhands.worker.checkpoint.saved_contents import capture
 
         self.mark = mark
         self.open.append(_OpenCheckpoint(mark, capture(self.worker), set(running)))

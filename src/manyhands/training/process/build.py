@@ -26,9 +26,8 @@ from manyhands.model.kernels.autograd import warm_up
 from manyhands.model.kernels.malloc import keep_freed
 from manyhands.model.replica import Replica
 from manyhands.strategies.strategy import consensus_of, strategy_of
-from manyhands.training import own_allreduce
+from manyhands.training import own_allreduce_option
 from manyhands.training.process import devices, objective, split_check
-from manyhands.training.process.agreement import check_same_model
 from manyhands.training.process.caller_callbacks import CallerCallbacks
 from manyhands.training.process.data import open_data, plan_for_worker
 from manyhands.training.process.model import (
@@ -38,18 +37,19 @@ from manyhands.training.process.model import (
     decay_filter,
 )
 from manyhands.training.process.privacy import make_private, open_ledger, split_mechanism
+from manyhands.training.process.same_model_check import check_same_model
 from manyhands.training.resume import began_with, check_match, data_fingerprint
-from manyhands.worker import step_history
+from manyhands.worker import step_losses_and_times
 from manyhands.worker.abilities import SplitsModel
 from manyhands.worker.augment import Augment
 from manyhands.worker.balancing import Balance
-from manyhands.worker.checkpoint.capture import restore
-from manyhands.worker.checkpoint.format import BEST, FOLDER, Checkpoint, check, put_back_best
-from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
+from manyhands.worker.checkpoint.folder_layout import BEST, FOLDER, Checkpoint, check, put_back_best
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle, Mark
+from manyhands.worker.checkpoint.saved_contents import restore
 from manyhands.worker.computation import Computation
-from manyhands.worker.epoch_file import EpochFile
 from manyhands.worker.evaluation import Evaluation
 from manyhands.worker.evaluation_schedule import Schedule
+from manyhands.worker.past_epochs_file import EpochFile
 from manyhands.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class WorkerBuilder:
         self.rank, self.strategy = comm.rank, job.config.strategy
         self.board = Board(folder / BOARD_FILE, comm.size)
         self.device, self.group = devices.place_worker(self.config, _make_group(comm, self.config))
-        own_allreduce.register(self.group, self.strategy, job.allreduce)
+        own_allreduce_option.register(self.group, self.strategy, job.allreduce)
         beside = self.strategy.supports.beside == "master"
         self.serves = comm.rank >= self.config.workers and beside
         self.board.on_note = fault_hook(comm.rank)
@@ -213,7 +213,7 @@ class WorkerBuilder:
         job, config, checkpoint = self.job, self.config, self.checkpoint
         # When a private step ended tells how many examples it had: on no disk under a name.
         resumable = (config.checkpoint_every or checkpoint) and not config.privacy
-        step_history.keep(made, Path(job.output) / FOLDER if resumable else None)
+        step_losses_and_times.keep(made, Path(job.output) / FOLDER if resumable else None)
         if config.checkpoint_every or checkpoint:
             made.training.epoch_file = EpochFile(Path(job.output) / FOLDER)
         if self.rank == 0:

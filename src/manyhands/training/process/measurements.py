@@ -14,7 +14,7 @@ import numpy as np
 
 from manyhands.launch import atomic_files
 from manyhands.launch.host import hostname, kernel_id
-from manyhands.worker.step_file import TIMES, Column, StepFile
+from manyhands.worker.disk_backed_columns import TIMES, Column, StepFile
 
 if TYPE_CHECKING:
     from manyhands.worker.worker import Worker

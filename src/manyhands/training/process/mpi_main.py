@@ -19,7 +19,7 @@ from manyhands.launch.host_watchdog import HostWatchdog
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.launch.stderr_channel import send
 from manyhands.launch.worker_log import redirect_output
-from manyhands.training.process.transfer import LocalJob, on_launcher_host, receive_job
+from manyhands.training.process.send_job_to_hosts import LocalJob, on_launcher_host, receive_job
 
 if TYPE_CHECKING:
     from mpi4py import MPI

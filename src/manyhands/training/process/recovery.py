@@ -34,10 +34,10 @@ from manyhands.config.checks import replace_options
 from manyhands.data.reassignment import examples, reassign
 from manyhands.errors import ConfigError, TooFewError, WorkerError
 from manyhands.worker.abilities import Recoverable, Regroupable
-from manyhands.worker.checkpoint.capture import optimizer_tensors, restore_optimizer
-from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle
+from manyhands.worker.checkpoint.saved_contents import optimizer_tensors, restore_optimizer
 from manyhands.worker.clock import Epoch
-from manyhands.worker.epoch_file import EpochFile
+from manyhands.worker.past_epochs_file import EpochFile
 
 if TYPE_CHECKING:
     from manyhands.comm.mpi import MPICommunicator

@@ -19,7 +19,7 @@ from manyhands.strategies.strategy import consensus_of, strategy_of
 from manyhands.training.failure_record import failure_event
 from manyhands.training.process import build, record
 from manyhands.worker import evaluation
-from manyhands.worker.checkpoint.lifecycle import Lifecycle
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle
 from manyhands.worker.stopping import REACHED
 
 if TYPE_CHECKING:

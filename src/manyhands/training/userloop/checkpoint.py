@@ -1,7 +1,8 @@
 """Checkpoints of a user's own loop: each worker's state, and the loop's position.
 
-A folder of checkpoints as a run of `fit` writes them (`worker/checkpoint/format.py`): one part per
-worker, whole under its final name or not there at all, the newest that is undamaged is used.
+A folder of checkpoints as a run of `fit` writes them (`worker/checkpoint/folder_layout.py`): one
+part per worker, whole under its final name or not there at all, the newest that is undamaged is
+used.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from manyhands.errors import ConfigError, DataError
 from manyhands.training import folder_lock, output_folder
 from manyhands.training.folder_lock import Member
 from manyhands.training.output_folder import Claim
-from manyhands.worker.checkpoint.capture import capture_common, restore_common
-from manyhands.worker.checkpoint.format import (
+from manyhands.worker.checkpoint.folder_layout import (
     MISUNDERSTOOD,
     Checkpoint,
     CheckpointPart,
@@ -32,6 +32,7 @@ from manyhands.worker.checkpoint.format import (
     newest,
     steps_in,
 )
+from manyhands.worker.checkpoint.saved_contents import capture_common, restore_common
 
 if TYPE_CHECKING:
     from manyhands.training.userloop.loop import UserLoop

@@ -27,7 +27,7 @@ from manyhands.launch.environment import group_size, threads_in_group
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import consensus_of
-from manyhands.training import own_allreduce
+from manyhands.training import own_allreduce_option
 from manyhands.training.userloop import checkpoint
 from manyhands.training.userloop.loop import UserLoop
 from manyhands.training.userloop.sharded_loader import ShardedLoader
@@ -202,11 +202,11 @@ def join(
         1
     """
     group = _find_group()
-    asked, summing = own_allreduce.name_function({"strategy": strategy, **options})
+    asked, summing = own_allreduce_option.name_function({"strategy": strategy, **options})
     strategy = asked.pop("strategy")
     config = _configure(strategy, group, {"seed": seed, "timeout": timeout, **asked})
-    summing = own_allreduce.resolve(config.strategy, summing)
-    own_allreduce.register(group, config.strategy, summing)
+    summing = own_allreduce_option.resolve(config.strategy, summing)
+    own_allreduce_option.register(group, config.strategy, summing)
     _check_model_and_optimizer(model, optimizer)
     if group.size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_in_group(group.gather))

@@ -16,7 +16,7 @@ from manyhands.errors import ConfigError
 from manyhands.model.early_gradients import EarlyGradients
 from manyhands.model.replica import Replica
 from manyhands.strategies.strategy import Strategy, consensus_of, strategy_of
-from manyhands.training.process.agreement import check_same_model
+from manyhands.training.process.same_model_check import check_same_model
 from manyhands.training.userloop.sharded_loader import BatchWeight
 
 if TYPE_CHECKING:

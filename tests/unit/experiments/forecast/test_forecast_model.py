@@ -21,7 +21,7 @@ from manyhands.experiments.forecast.communication_cost import (
 from manyhands.experiments.forecast.predict import Prediction, list_counts, predict
 from manyhands.experiments.forecast.probe import met
 from manyhands.strategies import Averaging, Gossip, Hogwild, Sequential, Server, Sync
-from manyhands.worker.checkpoint.lifecycle import steps_between
+from manyhands.worker.checkpoint.save_or_stop import steps_between
 
 FIXED, EACH = 0.001, 0.0001  # a step of b examples takes FIXED + b · EACH
 AGREE = 0.00004  # what it takes to ask whether to go on

@@ -19,7 +19,7 @@ from manyhands.training.job import Job
 from manyhands.training.process import build, worker_main
 from manyhands.training.process import record as summary
 from manyhands.worker import evaluation
-from manyhands.worker.checkpoint.format import forget_after, newest
+from manyhands.worker.checkpoint.folder_layout import forget_after, newest
 
 OPTIMIZERS = {
     "defaults": {},

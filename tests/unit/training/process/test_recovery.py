@@ -27,7 +27,7 @@ from manyhands.launch.watchdog import Watchdog
 from manyhands.strategies.server.state import ResumePoint
 from manyhands.strategies.server.takeover import inherited, newest, rescue
 from manyhands.training.process import recovery
-from manyhands.worker.checkpoint.format import CheckpointPart, Writer, steps
+from manyhands.worker.checkpoint.folder_layout import CheckpointPart, Writer, steps
 
 
 @settings(max_examples=60, deadline=None)

@@ -19,7 +19,7 @@ from manyhands.errors import ConfigError
 from manyhands.training.process import tensorboard
 from manyhands.training.process.tensorboard import Scalars
 from manyhands.worker.clock import Epoch, Moment
-from manyhands.worker.step_file import Column
+from manyhands.worker.disk_backed_columns import Column
 from manyhands.worker.training_state import TrainingState
 
 STEPS = 8  # of an epoch

@@ -13,7 +13,7 @@ from manyhands.config.options import configure
 from manyhands.errors import ConfigError, DataError
 from manyhands.training.userloop import checkpoint
 from manyhands.training.userloop.loop import UserLoop
-from manyhands.worker.checkpoint.format import FOLDER, steps_in
+from manyhands.worker.checkpoint.folder_layout import FOLDER, steps_in
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
 

@@ -9,7 +9,7 @@ import torch
 import manyhands as mh
 from manyhands.errors import WorkerError
 from manyhands.strategies import Checkpointable
-from manyhands.worker.checkpoint.capture import capture_common
+from manyhands.worker.checkpoint.saved_contents import capture_common
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from manyhands.launch.worker_log import redirect_output
 from manyhands.training import setup
 from manyhands.training.process import mpi_main
 
-PRELOAD = (*mpi_main.PRELOAD, "manyhands.training.process.joined_main")
+PRELOAD = (*mpi_main.PRELOAD, "manyhands.training.process.existing_group_main")
 _NAP, _BEAT = 0.005, 0.2  # seconds between two looks for the others, and two signs of life
 
 

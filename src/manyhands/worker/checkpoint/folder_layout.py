@@ -1,4 +1,4 @@
-"""Checkpoints: atomic, checksummed, safetensors and JSON; the newest that is whole is used.
+"""The folder of a checkpoint: written atomically, with checksums; the newest whole one is used.
 
     OUTPUT/checkpoints/step-00000500/
         rank-0.safetensors …   what a process holds: parameters, optimizer, buffers, random state
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.errors import DataError
 from manyhands.launch import atomic_files as atomic
-from manyhands.worker import epoch_file
+from manyhands.worker import past_epochs_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +83,7 @@ class Checkpoint:
         try:
             numbers = json.loads(atomic.read(path.with_suffix(".json")))["numbers"]
             if before := numbers.get("epochs_before"):
-                first = epoch_file.read(self.folder.parent, before)
+                first = past_epochs_file.read(self.folder.parent, before)
                 numbers["epochs"] = [*first, *numbers["epochs"]]
             atomic.expect_regular(path.with_suffix(".safetensors"))
             return CheckpointPart(load_file(path.with_suffix(".safetensors")), numbers)

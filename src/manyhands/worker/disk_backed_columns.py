@@ -1,4 +1,4 @@
-"""Columns of numbers that grow with every step, and take no more memory for it.
+"""Columns of numbers that grow with every step, on disk: they take no more memory for it.
 
 The last numbers of a column are in memory, the others in a file. A checkpoint holds the last
 numbers, how many precede them, and a checksum of these. So its size does not depend on the number

@@ -9,11 +9,11 @@ import pytest
 from test_lifecycle import working
 
 from manyhands.errors import DataError
-from manyhands.worker.checkpoint import format
-from manyhands.worker.checkpoint.capture import capture, restore
-from manyhands.worker.checkpoint.format import Writer
+from manyhands.worker.checkpoint import folder_layout
+from manyhands.worker.checkpoint.folder_layout import Writer
+from manyhands.worker.checkpoint.saved_contents import capture, restore
 from manyhands.worker.clock import Epoch
-from manyhands.worker.epoch_file import BLOCK, EpochFile
+from manyhands.worker.past_epochs_file import BLOCK, EpochFile
 
 
 def after(epochs, folder, *, number=0, rank=0):
@@ -38,7 +38,7 @@ def written(worker, folder):
     writer = Writer(folder, worker.rank, 1, 9)
     writer.write(worker.training.step, capture(worker), {})
     writer.wait()
-    return format.check(format.path(folder, worker.training.step))
+    return folder_layout.check(folder_layout.path(folder, worker.training.step))
 
 
 def resumed(found, folder, **given):

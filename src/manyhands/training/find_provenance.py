@@ -1,4 +1,4 @@
-"""Finds out what a private run starts from, before anything is started."""
+"""Finds out which data and weights a private run starts from, before anything is started."""
 
 from __future__ import annotations
 

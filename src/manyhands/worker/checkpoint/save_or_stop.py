@@ -18,8 +18,8 @@ from manyhands.comm.communicator import Ready
 from manyhands.config.parse import parse_every
 from manyhands.errors import ManyhandsError, ShortHandedError, StoppedError
 from manyhands.worker.abilities import Asynchronous, Regroupable
-from manyhands.worker.checkpoint.capture import capture
-from manyhands.worker.checkpoint.format import BEST, CheckpointPart, Writer
+from manyhands.worker.checkpoint.folder_layout import BEST, CheckpointPart, Writer
+from manyhands.worker.checkpoint.saved_contents import capture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

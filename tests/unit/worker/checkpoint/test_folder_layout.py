@@ -15,8 +15,8 @@ from manyhands.config.parse import Every, parse_every
 from manyhands.errors import ConfigError, DataError
 from manyhands.launch import atomic_files
 from manyhands.training import resume
-from manyhands.worker.checkpoint import format
-from manyhands.worker.checkpoint.format import CheckpointPart, Writer, check, newest
+from manyhands.worker.checkpoint import folder_layout
+from manyhands.worker.checkpoint.folder_layout import CheckpointPart, Writer, check, newest
 
 
 def write(output, step, size=1, keep=3, value=1.0):
@@ -68,7 +68,7 @@ def test_every_process_writes_its_part(tmp_path):
 def test_only_the_last_few_are_kept(tmp_path):
     for step in (10, 20, 30, 40):
         write(tmp_path, step, keep=2)
-    assert [path.name for path in format.steps(tmp_path / "checkpoints")] == [
+    assert [path.name for path in folder_layout.steps(tmp_path / "checkpoints")] == [
         "step-00000030",
         "step-00000040",
     ]
@@ -79,7 +79,7 @@ def test_what_was_just_written_stays(tmp_path, keep, left):
     """Also where another run's, of more steps, would be the newest ones."""
     for step in (1000, 2000, 10):
         write(tmp_path, step, keep=keep if step == 10 else 3)
-    assert format.steps_in(tmp_path) == left
+    assert folder_layout.steps_in(tmp_path) == left
 
 
 def test_an_unfinished_checkpoint_is_none(tmp_path):
@@ -148,7 +148,7 @@ def test_a_manifest_that_points_elsewhere_is_refused(tmp_path):
     folder = write(tmp_path, 10)
     about = json.loads(json.loads((folder / "checkpoint.json").read_text())["about"])
     about["sha256"] = {"../../outside": "0"}
-    (folder / "checkpoint.json").write_bytes(format._sealed(about))
+    (folder / "checkpoint.json").write_bytes(folder_layout._sealed(about))
     with pytest.raises(DataError):
         check(folder)
 
@@ -159,7 +159,7 @@ def test_a_disk_that_fails_leaves_the_old_checkpoint_and_says_so(tmp_path, monke
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(format, "_write_file", full)
+    monkeypatch.setattr(folder_layout, "_write_file", full)
     writer = Writer(tmp_path, 0, 1, 3)
     writer.write(20, CheckpointPart({"x": torch.zeros(1)}, {}), {})
     with pytest.raises(OSError, match="No space left"):
@@ -207,8 +207,8 @@ def test_what_is_no_checkpoint_is_left_alone_and_said(tmp_path, kind):
     assert newest(tmp_path, said.append).folder == good
     (only,) = said
     assert only.endswith(f"{name} is not a checkpoint of manyhands and is left alone")
-    assert format.steps_in(tmp_path) == [20]
-    format.forget_after(tmp_path, 0)
+    assert folder_layout.steps_in(tmp_path) == [20]
+    folder_layout.forget_after(tmp_path, 0)
     for step in (40, 50, 60):
         write(tmp_path, step, keep=1)
     assert set(os.listdir(tmp_path / "checkpoints")) == {name, "step-00000060"}
@@ -226,7 +226,7 @@ def test_pipes_and_devices_in_a_checkpoint_are_not_opened(tmp_path, name, make):
     assert "not a regular file" in said[0]
     if name != "checkpoint.json":
         with pytest.raises(DataError, match="not a regular file"):
-            format.Checkpoint(bad, {}).part(0)
+            folder_layout.Checkpoint(bad, {}).part(0)
 
 
 def test_a_file_of_the_user_s_in_a_checkpoint_stays(tmp_path):
@@ -282,7 +282,7 @@ def test_a_checkpoint_that_another_process_went_on_from_is_refused(tmp_path):
         resume.check_still_newest(found, tmp_path)
     (tmp_path / "checkpoints" / "step-00000020" / "rank-0.json").unlink()
     resume.check_still_newest(found, tmp_path)
-    format.remove(found.folder)
+    folder_layout.remove(found.folder)
     with pytest.raises(ConfigError, match="has removed step-00000010"):
         resume.check_still_newest(found, tmp_path)
 
@@ -294,6 +294,6 @@ def test_a_users_folder_named_as_a_checkpoint_neither_counts_nor_goes(tmp_path):
     (own / "thesis.txt").write_text("mine")
     for step in (1, 2, 3):
         write(tmp_path, step, keep=2)
-    format.forget_after(tmp_path, 3)
-    assert format.steps_in(tmp_path) == [2, 3, 99999998, 99999999]
+    folder_layout.forget_after(tmp_path, 3)
+    assert folder_layout.steps_in(tmp_path) == [2, 3, 99999998, 99999999]
     assert (own / "thesis.txt").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""What grows with each step of a worker, its losses and its times: kept, and restored."""
+"""A worker's losses and times, which grow with each step: kept, and restored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from manyhands.worker.step_file import TIMES, Column, StepFile
+from manyhands.worker.disk_backed_columns import TIMES, Column, StepFile
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,12 +13,12 @@ import torch
 from manyhands.config.user_file import source_location
 from manyhands.errors import WorkerError
 from manyhands.launch.machine import usage
-from manyhands.worker import step_history
+from manyhands.worker import step_losses_and_times
 from manyhands.worker.abilities import Checkpointable
 from manyhands.worker.balancing import Balance
-from manyhands.worker.checkpoint.format import Checkpoint, CheckpointPart
+from manyhands.worker.checkpoint.folder_layout import Checkpoint, CheckpointPart
 from manyhands.worker.clock import Clock, Epoch, Moment
-from manyhands.worker.step_file import TIMES
+from manyhands.worker.disk_backed_columns import TIMES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ def capture(worker: Worker) -> CheckpointPart:
         tensors["random"] = torch.get_rng_state()
         if worker.params.is_cuda:
             tensors["random.cuda"] = torch.cuda.get_rng_state(worker.params.device)
-        for name, column in step_history.columns(worker).items():
+        for name, column in step_losses_and_times.columns(worker).items():
             last, written[name] = column.state()
             tensors[name] = torch.from_numpy(last)
     tensors |= {f"buffer.{n}": _copy(b) for n, b in worker.replica.module.named_buffers()}
@@ -174,7 +174,7 @@ def restore(worker: Worker, checkpoint: Checkpoint) -> None:
         worker.clock.used = user, system
         worker.comm.meter.take(numbers.get("costs", {}))
     if not resized and not mechanism:
-        step_history.restore(worker, tensors, numbers.get("written", {}))
+        step_losses_and_times.restore(worker, tensors, numbers.get("written", {}))
     restore_common(worker, tensors, numbers["strategy"])
 
 

@@ -13,14 +13,14 @@ from manyhands.comm.single_process import SingleProcess
 from manyhands.errors import StoppedError
 from manyhands.model.replica import Replica
 from manyhands.strategies import STRATEGIES
-from manyhands.worker.checkpoint import format
-from manyhands.worker.checkpoint import lifecycle as lifecycle_module
-from manyhands.worker.checkpoint.capture import capture, restore
-from manyhands.worker.checkpoint.format import Writer
-from manyhands.worker.checkpoint.lifecycle import Lifecycle, Mark
+from manyhands.worker.checkpoint import folder_layout
+from manyhands.worker.checkpoint import save_or_stop as lifecycle_module
+from manyhands.worker.checkpoint.folder_layout import Writer
+from manyhands.worker.checkpoint.save_or_stop import Lifecycle, Mark
+from manyhands.worker.checkpoint.saved_contents import capture, restore
 from manyhands.worker.clock import Clock, Epoch
 from manyhands.worker.computation import Computation
-from manyhands.worker.step_file import Column
+from manyhands.worker.disk_backed_columns import Column
 from manyhands.worker.training_state import TrainingState
 
 CLOCK = SimpleNamespace(exchange=lambda begin, end: None)
@@ -94,7 +94,7 @@ def test_a_loss_that_nobody_knows_is_still_unknown_after_going_on(tmp_path):
     writer.write(4, capture(working(losses=[1.0, None, 3.0])), {})
     writer.wait()
     other = working(losses=[])
-    restore(other, format.newest(tmp_path, print))
+    restore(other, folder_layout.newest(tmp_path, print))
     assert other.training.losses == [1.0, None, 3.0]
 
 
@@ -105,7 +105,7 @@ def test_what_was_sent_and_computed_before_counts_after_going_on(tmp_path):
     writer.write(4, capture(before), {})
     writer.wait()
     other = working(losses=[])
-    restore(other, format.newest(tmp_path, print))
+    restore(other, folder_layout.newest(tmp_path, print))
     assert other.comm.meter.as_dict() == before.comm.meter.as_dict()
     user, system = other.clock.used
     assert user > 1e4
@@ -299,8 +299,10 @@ def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
     worker = working(facts={"consensus_distance": [[2, 0.5]]})
     replica = worker.replica
     gate = threading.Event()
-    write = format._write_part
-    monkeypatch.setattr(format, "_write_part", lambda *rest: (gate.wait(10), write(*rest))[1])
+    write = folder_layout._write_part
+    monkeypatch.setattr(
+        folder_layout, "_write_part", lambda *rest: (gate.wait(10), write(*rest))[1]
+    )
     writer = Writer(tmp_path, 0, 1, 3)
     before = replica.params.clone()
     writer.write(4, capture(worker), {})
@@ -312,7 +314,7 @@ def test_what_was_captured_stays_as_it_was(tmp_path, monkeypatch):
         replica.params.zero_()
     gate.set()
     writer.wait()
-    part = format.newest(tmp_path, print).part(0)
+    part = folder_layout.newest(tmp_path, print).part(0)
     assert part.numbers["facts"] == {"consensus_distance": [[2, 0.5]]}
     assert part.numbers["epochs"][0]["steps"] == 4
     assert part.tensors["losses"].tolist() == [1.0]
@@ -330,7 +332,7 @@ def test_what_others_saw_counts_where_the_group_has_another_size_but_not_in_priv
         writer.write(4, capture(working(mechanism=mechanism)), {})
         writer.wait()
     alone = working(mechanism=mechanism)
-    restore(alone, format.newest(tmp_path, print))
+    restore(alone, folder_layout.newest(tmp_path, print))
     assert alone.training.others_saw is not private
     again = working(mechanism=mechanism)
     again.training.others_saw = alone.training.others_saw
@@ -338,5 +340,5 @@ def test_what_others_saw_counts_where_the_group_has_another_size_but_not_in_priv
     writer.write(5, capture(again), {})
     writer.wait()
     later = working(mechanism=mechanism)
-    restore(later, format.newest(tmp_path, print))  # of the same size: it is remembered
+    restore(later, folder_layout.newest(tmp_path, print))  # of the same size: it is remembered
     assert later.training.others_saw is not private

@@ -10,19 +10,19 @@ from safetensors.torch import save
 from test_lifecycle import working
 
 from manyhands.training.process import measurements
-from manyhands.worker import step_history
-from manyhands.worker.checkpoint import format
-from manyhands.worker.checkpoint.capture import capture, restore
-from manyhands.worker.checkpoint.format import Checkpoint, CheckpointPart, Writer
+from manyhands.worker import step_losses_and_times
+from manyhands.worker.checkpoint import folder_layout
+from manyhands.worker.checkpoint.folder_layout import Checkpoint, CheckpointPart, Writer
+from manyhands.worker.checkpoint.saved_contents import capture, restore
 from manyhands.worker.clock import Clock
-from manyhands.worker.step_file import BLOCK, Column, StepFile
+from manyhands.worker.disk_backed_columns import BLOCK, Column, StepFile
 
 
 def after(steps, folder=None, **given):
     """Return a worker after so many steps, the loss of step s being s."""
     worker = working(losses=[], clock=Clock(), number=0, **given)
     worker.training.step = 0
-    step_history.keep(worker, folder)
+    step_losses_and_times.keep(worker, folder)
     train(worker, steps)
     return worker
 
@@ -42,7 +42,7 @@ def written(worker, folder):
     writer = Writer(folder, 0, 1, 9)
     writer.write(worker.step, capture(worker), {})
     writer.wait()
-    return format.check(folder / "checkpoints" / f"step-{worker.step:08d}")
+    return folder_layout.check(folder / "checkpoints" / f"step-{worker.step:08d}")
 
 
 def resumed(found, folder):
@@ -87,7 +87,7 @@ def test_a_checkpoint_does_not_grow_with_the_steps(tmp_path):
         part = written(worker, tmp_path).folder / "rank-0.safetensors"
         sizes.append(part.stat().st_size)
     assert len(set(sizes)) == 1
-    assert sizes[0] < 20 * BLOCK * 8 * len(step_history.columns(worker))
+    assert sizes[0] < 20 * BLOCK * 8 * len(step_losses_and_times.columns(worker))
 
 
 @pytest.mark.parametrize("steps", [3, 5 * BLOCK + 7])
@@ -99,7 +99,7 @@ def test_a_resumed_run_has_the_history_up_to_its_checkpoint(tmp_path, steps):
     other = resumed(found, folder)
     assert other.training.losses == [float(i) for i in range(1, steps + 1)]
     train(other, 3 * BLOCK)
-    mine, theirs = step_history.columns(other), step_history.columns(whole)
+    mine, theirs = step_losses_and_times.columns(other), step_losses_and_times.columns(whole)
     assert {name: list(column) for name, column in mine.items()} == {
         name: list(column) for name, column in theirs.items()
     }
@@ -121,14 +121,17 @@ def test_a_history_that_is_not_the_checkpoint_s_is_left_behind(tmp_path, damage)
             file.write(b"changed!")
     other = resumed(found, folder)
     assert other.step == 5 * BLOCK
-    assert all(column == [] for column in step_history.columns(other).values())
+    assert all(column == [] for column in step_losses_and_times.columns(other).values())
 
 
 def test_a_checkpoint_of_an_older_version_has_all_of_its_history(tmp_path):
     """All losses and times are in its part, and nothing is said of a file."""
     worker = after(5 * BLOCK)
     part = capture(worker)
-    whole = {name: torch.from_numpy(c.read()) for name, c in step_history.columns(worker).items()}
+    whole = {
+        name: torch.from_numpy(c.read())
+        for name, c in step_losses_and_times.columns(worker).items()
+    }
     numbers = {k: v for k, v in part.numbers.items() if k not in ("written", "callbacks")}
     (tmp_path / "rank-0.safetensors").write_bytes(save({**part.tensors, **whole}))
     (tmp_path / "rank-0.json").write_text(json.dumps({"numbers": numbers}))
@@ -141,7 +144,7 @@ def test_a_checkpoint_of_an_older_version_has_all_of_its_history(tmp_path):
 def test_a_checkpoint_is_written_after_the_history_it_refers_to(tmp_path):
     order = []
     part = CheckpointPart({}, {}, sync=(lambda: order.append(sorted(os.listdir(tmp_path))),))
-    format._write_part(tmp_path, 0, part)
+    folder_layout._write_part(tmp_path, 0, part)
     assert order == [[]]
 
 
