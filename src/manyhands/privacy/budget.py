@@ -63,7 +63,7 @@ class Budget:
     """The budget of the data set with one fingerprint; made by `find` or `create`.
 
     Args:
-        fingerprint: Of the training records; see `fingerprint`.
+        fingerprint: Of the training records; see `data_fingerprint`.
         key: The key that made it.
     """
 

@@ -49,7 +49,7 @@ class Mechanism:
                   g ← γ (round(g / γ) + round(N(0, s²/γ²))) / b
     ```
 
-    b is the expected size of the sample, γ the step of the lattice (see `lattice`). With
+    b is the expected size of the sample, γ the step of the lattice (see `rounding_lattice`). With
     S = C + γ√d and a little more for float32, s is σS where others see the worker's own message,
     σS/√P where they see only the sum over P workers, and 0 where the masters round that sum and
     add σS themselves. The step is paid first.

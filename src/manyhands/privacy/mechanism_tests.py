@@ -20,7 +20,7 @@ import numpy as np
 
 from manyhands.privacy.gaussian_epsilon import load_stats
 
-ROUNDING = 2.0**-10  # of C: what the clipped sum's own arithmetic may add, as in `lattice`
+ROUNDING = 2.0**-10  # of C: what the clipped sum's own arithmetic may add, as in `rounding_lattice`
 
 
 @dataclass(frozen=True, kw_only=True)
