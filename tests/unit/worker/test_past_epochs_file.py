@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from test_lifecycle import working
+from test_save_or_stop import working
 
 from manyhands.errors import DataError
 from manyhands.worker.checkpoint import folder_layout

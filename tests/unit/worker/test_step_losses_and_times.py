@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from test_lifecycle import working
+from test_save_or_stop import working
 
 from manyhands.training.process import measurements
 from manyhands.worker import step_losses_and_times
