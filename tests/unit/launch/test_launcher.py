@@ -236,18 +236,18 @@ JOINED = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from manyhands.training.process import joined_main
+from manyhands.training.process import existing_group_main
 from manyhands.training.run import launch_spec
 
 def run_job(*_):
     os.kill(os.getpid(), signal.SIGUSR1)  # our stack is told, and we go on
     {inside}
 
-joined_main.run_job = run_job
+existing_group_main.run_job = run_job
 made = SimpleNamespace(config=SimpleNamespace(timeout=60.0), output=sys.argv[1])
 group = SimpleNamespace(size=2, rank=0, barrier=lambda: None, release=lambda: None)
 group.gather = lambda value: [value, value]
-joined_main.join(made, group, Path(sys.argv[1]), leader=True, release=lambda: None)
+existing_group_main.join(made, group, Path(sys.argv[1]), leader=True, release=lambda: None)
 os.kill(os.getpid(), signal.SIGUSR1)
 print("lives")
 """
