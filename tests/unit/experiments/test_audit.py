@@ -1,11 +1,15 @@
 """What an audit decides itself, what it trains, and when it says that a claim is refuted."""
 
 import json
+import re
 from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from manyhands.cli.app import main
@@ -157,6 +161,25 @@ def test_too_few_canaries_are_called_so(tmp_path, reach, few):
     one = outcome(1.0)
     words = run.write_report([replace(one, attack=replace(one.attack, reach=reach))], tmp_path)
     assert ("too few canaries to refute the claim by guesses alone" in words) == few
+
+
+bounds = st.floats(1e-6, 50)
+
+
+@given(claimed=bounds, bound=bounds, reach=bounds)
+def test_a_claim_is_rounded_up_and_what_is_refuted_down(claimed, bound, reach):
+    guesses = replace(outcome(1.0).attack, bound=bound, reach=reach)
+    found = run._describe(replace(outcome(1.0), claimed=claimed, attack=guesses))
+    number = r"(\d+\.\d+)"
+    (up,) = re.findall(f"claim: epsilon {number}", found[1])
+    (down,) = re.findall(f"epsilon below {number}", found[2])
+    (most,) = re.findall(f"would refute {number}", found[2])
+    assert Decimal(up) >= Decimal(claimed)
+    assert Decimal(down) <= Decimal(bound)
+    assert Decimal(most) <= Decimal(reach)
+    test = guesses.finding(claimed)
+    assert Decimal(f"{test.value:.6g}") <= Decimal(bound)
+    assert Decimal(test.expected.split()[5]) >= Decimal(claimed)
 
 
 def test_the_error_holds_for_all_runs_of_an_audit_together():
