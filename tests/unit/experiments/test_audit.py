@@ -36,6 +36,15 @@ def test_what_an_audit_does_not_take_is_refused(name):
         audit({"strategy": "sync", name: 1})
 
 
+@pytest.mark.parametrize(
+    ("way", "said"), [("flat", "2 workers: a"), ("per-layer", "2 workers, per-layer clipping: a")]
+)
+def test_the_way_of_clipping_is_the_runs_and_is_named(way, said):
+    recipe = recipes.of_audit({"strategy": "sync", "clipping": way}, None, lambda: None)
+    assert said in recipe.name
+    assert recipe.options["clipping"] == way
+
+
 def test_a_run_without_privacy_is_not_audited():
     with pytest.raises(ConfigError, match="private is False, but an audit is of a private run"):
         audit({"private": False})
