@@ -123,7 +123,7 @@ def tell_failure(callbacks: Iterable[Any], failure: dict[str, Any]) -> None:
     for callback in callbacks:
         try:
             tell([callback], "on_failure", failure)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             name = type(callback).__name__
             _logger.warning("%s.on_failure raised %s: %s", name, type(error).__name__, error)
 

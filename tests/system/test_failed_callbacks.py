@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from running import workers_alive
 
 import manyhands as mh
 from manyhands.callbacks import MLflow
@@ -104,6 +105,37 @@ def test_an_error_of_a_callback_in_the_caller_is_told_once(client, tmp_path):
         mh.fit(**SMALL, **given, output=str(tmp_path / "run"))
     assert [failure["error"] for failure in writes.read()] == ["in the callback"]
     assert statuses(client) == ["FAILED"]
+
+
+@pytest.mark.usefixtures("nobody_is_left")
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (SystemExit(3), "failed", "SystemExit(3)"),
+        (KeyboardInterrupt(), "interrupted", "interrupted"),
+    ],
+)
+def test_what_is_no_exception_is_a_failure_as_well(tmp_path, error, status, words):
+    """It ends the workers and is told to the other callbacks; the caller gets the very object."""
+    workers = []
+
+    class Raises:
+        def on_epoch(self, epoch):
+            workers.extend(workers_alive())
+            raise error
+
+        def on_failure(self, failure):
+            raise SystemExit(4)
+
+    writes = Writes(tmp_path / "failures")
+    given = {"callbacks": [Raises(), writes], "callbacks_in": "caller"}
+    with pytest.raises(type(error)) as raised:
+        mh.fit(**{**SMALL, "workers": 2}, **given, output=str(tmp_path / "run"))
+    assert raised.value is error
+    assert [(failure["status"], failure["error"]) for failure in writes.read()] == [(status, words)]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == status
+    assert len(workers) == 2
+    assert workers_alive() == []
 
 
 def test_the_caller_learns_of_a_killed_worker_0(client, tmp_path):

@@ -169,6 +169,8 @@ def test_float64_is_trained_and_predicted_in():
         ({"strategy": "hogwild", "workers": 1}, False),
         ({"strategy": mh.Hogwild()}, True),
         ({"strategy": mh.Server()}, True),
+        ({"strategy": mh.Server(staleness=1)}, True),
+        ({"strategy": "server", "options": {"staleness": 0}}, False),
         ({"strategy": mh.Gossip()}, False),
         ({"strategy": mh.Gossip(asynchronous=True)}, True),
         ({"strategy": "gossip", "options": {"asynchronous": True, "clip_norm": 1.0}}, True),

@@ -154,7 +154,8 @@ def compute_budget(
     on_stage("computing ε by two accountants")
     stated = statement(config, terms)
     on_stage(f"computing ε over {terms.steps:,} steps")
-    spent = [[steps, round(cost, 6)] for steps, cost in accountant.curve(event, terms.delta)]
+    costs = accountant.curve(event, terms.delta)
+    spent = [[steps, float(accountant.write_bound(cost, 6))] for steps, cost in costs]
     asked = {
         "examples": examples,
         "batch_size": config.batch_size,

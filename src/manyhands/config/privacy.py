@@ -57,7 +57,7 @@ class Privacy:
         "flat",
         "flat: shorten each example's whole gradient to clip; automatic: scale it to about clip; "
         "per-layer: shorten each layer's part to an equal share of clip",
-        tags=Tags(commands=("privacy",), without=("audit",), hashed="if changed"),
+        tags=Tags(commands=("privacy",), hashed="if changed"),
     )
     noise_multiplier: float | None = option(
         None,

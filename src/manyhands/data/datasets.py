@@ -14,7 +14,6 @@ from manyhands.data import (
     batch_tree,
     bundled,
     checking,
-    free_space,
     lazy_batches,
     npy,
     parquet_shards,
@@ -30,6 +29,7 @@ from manyhands.data.lazy import (
     is_lazy,
 )
 from manyhands.errors import ConfigError, DataError, nearest
+from manyhands.launch.resources import check_disk_space
 
 Source: TypeAlias = Any
 """(x, y), or x alone, of arrays or tensors; a list, or a torch map-style Dataset, of examples."""
@@ -345,7 +345,8 @@ def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False)
         stored.check(Path(spec))
         return Path(spec)
     if isinstance(spec, str) and spec.endswith(".npz"):
-        free_space.check_disk(_npz_names(Path(spec))[1], Path(folder), f"a copy of {spec}")
+        copied = _npz_names(Path(spec))[1]
+        check_disk_space(Path(folder), copied, f"a copy of {spec}", stored.OTHER_FOLDER)
     return load(spec).store(folder)
 
 

@@ -1,9 +1,6 @@
-"""Refuses data that does not fit into memory or on the disk, before it is read."""
+"""Refuses data that does not fit into memory, before it is read."""
 
 from __future__ import annotations
-
-import shutil
-from pathlib import Path
 
 from manyhands.errors import DataError
 from manyhands.launch import resources
@@ -21,21 +18,6 @@ def check_memory(needed: int, what: str) -> None:
             f"{what} takes {format_bytes(needed)} of memory, but {format_bytes(free)} is "
             "available; use a larger machine or fewer examples, or stream shards (`manyhands "
             "prepare`, --stream)"
-        )
-
-
-def check_disk(needed: int, folder: Path, what: str) -> None:
-    """Refuse to copy `what` into a folder without enough disk space.
-
-    Raises:
-        DataError: With both numbers and the folder.
-    """
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        raise DataError(
-            f"{what} takes {format_bytes(needed)} in {there}, which has "
-            f"{format_bytes(free)} free; make room, or set TMPDIR to a larger disk"
         )
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 LIMIT_SEED = 0
 IDS = "train_ids"
 PARTS = ("train", "validation", "test")
+OTHER_FOLDER = "another folder (TMPDIR is the one for temporary files)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,8 +333,8 @@ def write(
         ids=IDS in arrays,
         **shape,
     )
-    place, instead = folder.parent, "another folder (TMPDIR is the one for temporary files)"
-    check_disk_space(place, sum(a.nbytes for a in arrays.values()), f"the data {name!r}", instead)
+    need = sum(array.nbytes for array in arrays.values())
+    check_disk_space(folder.parent, need, f"the data {name!r}", OTHER_FOLDER)
     with explain_shortage(TMPDIR=folder.parent):
         _write(folder, arrays, about, replace)
     return folder

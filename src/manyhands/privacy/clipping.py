@@ -28,7 +28,7 @@ from manyhands.privacy.layer_sums import squared_lengths
 
 _SAME = 1e-3  # of a gradient: more than kernels of a GPU differ from one pass to the next
 
-_STABILISER = 0.01  # in automatic clipping: small gradients are not scaled up without bound
+STABILISER = 0.01  # in automatic clipping: small gradients are not scaled up without bound
 
 if TYPE_CHECKING:
     from manyhands.data.batch_tree import Tree
@@ -127,7 +127,7 @@ def coefficients(
         whole = norms if norms.dim() == 1 else torch.linalg.vector_norm(norms, dim=0)
         finite = torch.isfinite(whole)
         automatic = way == "automatic"
-        factors = clip / (whole + _STABILISER) if automatic else torch.clamp(clip / whole, max=1.0)
+        factors = clip / (whole + STABILISER) if automatic else torch.clamp(clip / whole, max=1.0)
     if bool(finite.all()):
         return factors, None
     return torch.where(finite, factors, 0.0), finite

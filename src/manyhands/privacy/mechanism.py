@@ -11,7 +11,7 @@ from torch import Tensor
 from manyhands.data import batch_tree
 from manyhands.privacy.clipping import PerExample
 from manyhands.privacy.layerwise import Layerwise
-from manyhands.privacy.rounding_lattice import Lattice
+from manyhands.privacy.rounding_lattice import Lattice, count_senders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,19 +85,17 @@ class Mechanism:
         known = Layerwise.of(replica, chunk_mb=chunk, example=example, way=way)
         self.clipped = known or PerExample(replica, chunk_mb=chunk, way=way)
         exposure = "each" if config.privacy.distrust else config.strategy.exposure
-        senders = config.workers if exposure == "sum" else 1
         self.lattice: Lattice | None = None  # only tests leave the noise out
         self.deviation = self.of_masters = 0.0
         if terms.noise_multiplier:
-            self.lattice = Lattice.choose(
-                clip=terms.clip,
+            self.lattice = Lattice.of_run(
+                config,
                 noise_multiplier=terms.noise_multiplier,
                 dim=replica.dim,
-                senders=senders,
-                batch=config.batch_size,
                 digits=24 if replica.params.dtype == torch.float32 else 53,
             )
-            whole = terms.noise_multiplier * self.lattice.sensitivity / math.sqrt(senders)
+            whole = terms.noise_multiplier * self.lattice.sensitivity
+            whole /= math.sqrt(count_senders(config))
             self.deviation = 0.0 if exposure == "masters" else whole  # on this worker's sum
             self.of_masters = whole if exposure == "masters" else 0.0
         self.ledger: Ledger | None = None

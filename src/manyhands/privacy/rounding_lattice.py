@@ -30,8 +30,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from manyhands.errors import ConfigError
+
+if TYPE_CHECKING:
+    from manyhands.config.run import RunConfig
 
 FINE, COARSE = 2.0**-10, 2.0**-7  # γ√d over C, at the most: alone, and where float32 is added up
 # Of C: room for what rounding inside the clipped sum itself may move. A record's gradient counts as
@@ -55,6 +59,21 @@ class Lattice:
     step: float
     sensitivity: float
     limit: int | None = None
+
+    @classmethod
+    def of_run(
+        cls, config: RunConfig, *, noise_multiplier: float, dim: int, digits: int
+    ) -> Lattice:
+        """Return the lattice of a private run; arguments and errors as those of `choose`."""
+        assert config.privacy is not None
+        return cls.choose(
+            clip=config.privacy.clip,
+            noise_multiplier=noise_multiplier,
+            dim=dim,
+            senders=count_senders(config),
+            batch=config.batch_size,
+            digits=digits,
+        )
 
     @classmethod
     def choose(
@@ -99,3 +118,10 @@ class Lattice:
             step *= 2
         sensitivity = clip * (1 + ARITHMETIC) + step * root
         return cls(step=step, sensitivity=sensitivity, limit=room // senders)
+
+
+def count_senders(config: RunConfig) -> int:
+    """Return P, the workers of a private run whose messages are added on their way; 1 if none."""
+    assert config.privacy is not None
+    added = config.strategy.exposure == "sum" and not config.privacy.distrust
+    return config.workers if added else 1

@@ -24,9 +24,12 @@ def failure_event(job: Job, error: BaseException) -> dict[str, Any]:
 
 def _what_failed(config: RunConfig, error: BaseException) -> dict[str, str]:
     stopped = isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", 1) > 128
+    words = str(error)
+    if type(error) is SystemExit or not words:
+        words = repr(error)
     return {
         "status": "interrupted" if stopped else "failed",
-        "error": REDACTED if config.privacy else str(error),
+        "error": REDACTED if config.privacy else words,
     }
 
 
@@ -35,7 +38,7 @@ def write_failure(
     config: RunConfig,
     name: str,
     command: str,
-    error: Exception,
+    error: BaseException,
     story: Sequence[dict[str, Any]] = (),
 ) -> None:
     """Write the record of a failed run, if the disk has room."""

@@ -17,6 +17,7 @@ from manyhands.privacy import accountant, weights_provenance
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.data_fingerprint import fingerprint, load_key
 from manyhands.privacy.weights_provenance import ASSUMED, FROM_SEED, Provenance
+from manyhands.training import preflight
 
 if TYPE_CHECKING:
     from manyhands.comm import Communicator
@@ -26,16 +27,8 @@ if TYPE_CHECKING:
 ORIGIN = "manyhands_trained_in"
 
 
-class PrivateRequest(Protocol):
-    """The parts of a run that decide what it starts from."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The options."""
-
-    @property
-    def model(self) -> Any:
-        """A model, a function that makes one, or a name."""
+class PrivateRequest(preflight.Subject, Protocol):
+    """The parts of a run that decide what it starts from, and what it costs."""
 
     @property
     def data(self) -> Any:
@@ -50,8 +43,16 @@ def find_provenance(run: PrivateRequest, stored: Path) -> Provenance | None:
     """Return what a private run starts from, its data being stored there; None of another run.
 
     Raises:
-        ConfigError: If the initial weights may hold what the statement would not cover.
+        ConfigError: If the initial weights may hold what the statement would not cover, or if
+            the noise of the run is too large for sums over its workers to be exact.
     """
+    found = _find(run, stored)
+    if found:
+        preflight.check_noise(run, stored, found.before)
+    return found
+
+
+def _find(run: PrivateRequest, stored: Path) -> Provenance | None:
     config, model = run.config, run.model
     privacy = config.privacy
     if privacy is None or config.stream is not None:

@@ -21,7 +21,10 @@ from manyhands.data.validation_part import validation_size
 from manyhands.errors import ConfigError
 from manyhands.launch.resources import check_disk_space
 from manyhands.model import initial_weights
-from manyhands.privacy.steps_rate_noise import rate
+from manyhands.privacy import accountant
+from manyhands.privacy.accountant import Event
+from manyhands.privacy.rounding_lattice import Lattice, count_senders
+from manyhands.privacy.steps_rate_noise import planned_steps, rate, solve
 from manyhands.training import lazy_checks, memory_check, user_objects
 from manyhands.training.job import TrainingRequest
 from manyhands.training.process.data import make_plan, open_data, plan_for_worker, stream_plan
@@ -44,6 +47,7 @@ class Subject(TrainingRequest, Protocol):
 
 
 _CLASSIFYING = LOSSES[:2]
+_MODEST = 4.0  # a σ that suits every model of fewer than 2³⁴ parameters, which are 64 GiB
 
 
 def check(run: Subject, stored: Path) -> None:
@@ -224,6 +228,49 @@ def _check_module(run: Subject, stored: Path) -> None:
         return
     split = 1 if config.strategy.supports.whole_batches else config.workers
     objective.try_shapes(module, data, math.ceil(config.batch_size / split), run)
+
+
+def check_noise(run: Subject, stored: Path, before: tuple[Event, ...]) -> None:
+    """Refuse noise so large that the workers could not add their messages up exactly.
+
+    Args:
+        run: What is checked; not private, it passes.
+        stored: The folder of its data.
+        before: What was spent on the initial weights.
+
+    Raises:
+        ConfigError: With σ, the number of parameters, and what to do.
+    """
+    config, privacy = run.config, run.config.privacy
+    if privacy is None or count_senders(config) == 1:
+        return
+    examples = _examples(config, About.read(stored))
+    if privacy.epsilon is None:
+        modest = privacy.noise_multiplier is not None and privacy.noise_multiplier <= _MODEST
+    else:  # to solve for σ takes long
+        planned = Event(planned_steps(config, examples), rate(config, examples), _MODEST)
+        delta = privacy.resolve_delta(examples)
+        modest = accountant.compose((*before, planned), delta, "rdp") <= privacy.epsilon
+    if modest:
+        return
+    import torch
+
+    from manyhands.training import user_model
+    from manyhands.training.process import objective
+
+    data = open_data(config, stored, {})
+    module = _build_model(run, data.shape, data.outputs)
+    if module is None:
+        return
+    with torch.random.fork_rng([]):
+        user_model.materialise_lazy(module, objective.planned_loss(run, data), data)
+    if trained := [p for p in module.parameters() if p.requires_grad]:
+        Lattice.of_run(
+            config,
+            noise_multiplier=solve(config, examples, before).noise_multiplier,
+            dim=sum(p.numel() for p in trained),
+            digits=24 if trained[0].dtype == torch.float32 else 53,
+        )
 
 
 def _check_disk(config: RunConfig, needs: memory_check.Needs) -> None:

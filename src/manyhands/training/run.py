@@ -159,7 +159,7 @@ class Run:
                 signum = getattr(stop, "signum", signal.SIGINT)
                 self._write_failure_record(job, stopped_by(signum, describe(signum)))
             raise
-        except Exception as error:  # of a callback in this process
+        except BaseException as error:  # of a callback in this process, such as SystemExit
             if self.callbacks_in_caller and not isinstance(error, ManyhandsError):
                 self._write_failure_record(job, error)
             raise
@@ -187,7 +187,7 @@ class Run:
         stop = tell(self.callbacks, request["event"], request["what"])
         return {"message": str(stop), "origin": stop.origin} if stop else None
 
-    def _write_failure_record(self, job: Job, error: Exception) -> None:
+    def _write_failure_record(self, job: Job, error: BaseException) -> None:
         """Write the record of a run that failed or was stopped, and tell the callbacks."""
         write_failure(Path(job.output), self.config, job.name, job.command, error, job.story)
         tell_failure(self.callbacks, failure_event(job, error))

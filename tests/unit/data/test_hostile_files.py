@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.data import Data, idx, npy, store
-from manyhands.errors import DataError
+from manyhands.errors import DataError, LaunchError
 from manyhands.launch import resources
 
 
@@ -279,9 +279,9 @@ def test_data_larger_than_memory_or_disk_is_refused_before_it_is_read(tmp_path, 
         patched.setattr(resources, "free_memory", lambda: 9_000_000)
         assert len(Data.npz(path).arrays["train_x"]) == 1000
     usage = SimpleNamespace(free=7_000_000)
-    monkeypatch.setattr("manyhands.data.free_space.shutil.disk_usage", lambda _: usage)
-    message = rf"a copy of {path} takes 8\.0 MB in {tmp_path}, which has 7\.0 MB free; .*TMPDIR"
-    with pytest.raises(DataError, match=message):
+    monkeypatch.setattr("manyhands.launch.resources.shutil.disk_usage", lambda _: usage)
+    message = rf"{tmp_path} has 6\.7 MiB free, but a copy of {path} needs 7\.6 MiB; .*TMPDIR"
+    with pytest.raises(LaunchError, match=message):
         store(str(path), tmp_path / "new" / "stored")
     assert not (tmp_path / "new").exists()
 

@@ -1,11 +1,15 @@
 """What an audit decides itself, what it trains, and when it says that a claim is refuted."""
 
 import json
+import re
 from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from manyhands.cli.app import main
@@ -30,6 +34,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_what_an_audit_does_not_take_is_refused(name):
     with pytest.raises(ConfigError, match=f"{name} is given, which an audit does not take"):
         audit({"strategy": "sync", name: 1})
+
+
+@pytest.mark.parametrize(
+    ("way", "said"), [("flat", "2 workers: a"), ("per-layer", "2 workers, per-layer clipping: a")]
+)
+def test_the_way_of_clipping_is_the_runs_and_is_named(way, said):
+    recipe = audited_training.of_audit({"strategy": "sync", "clipping": way}, None, lambda: None)
+    assert said in recipe.name
+    assert recipe.options["clipping"] == way
 
 
 def test_a_run_without_privacy_is_not_audited():
@@ -157,6 +170,25 @@ def test_too_few_canaries_are_called_so(tmp_path, reach, few):
     one = outcome(1.0)
     words = run.write_report([replace(one, attack=replace(one.attack, reach=reach))], tmp_path)
     assert ("too few canaries to refute the claim by guesses alone" in words) == few
+
+
+bounds = st.floats(1e-6, 50)
+
+
+@given(claimed=bounds, bound=bounds, reach=bounds)
+def test_a_claim_is_rounded_up_and_what_is_refuted_down(claimed, bound, reach):
+    guesses = replace(outcome(1.0).attack, bound=bound, reach=reach)
+    found = run._describe(replace(outcome(1.0), claimed=claimed, attack=guesses))
+    number = r"(\d+\.\d+)"
+    (up,) = re.findall(f"claim: epsilon {number}", found[1])
+    (down,) = re.findall(f"epsilon below {number}", found[2])
+    (most,) = re.findall(f"would refute {number}", found[2])
+    assert Decimal(up) >= Decimal(claimed)
+    assert Decimal(down) <= Decimal(bound)
+    assert Decimal(most) <= Decimal(reach)
+    test = guesses.finding(claimed)
+    assert Decimal(f"{test.value:.6g}") <= Decimal(bound)
+    assert Decimal(test.expected.split()[5]) >= Decimal(claimed)
 
 
 def test_the_error_holds_for_all_runs_of_an_audit_together():

@@ -95,6 +95,17 @@ def test_sound_code_is_left_in_peace_whatever_the_layers(make, tokens):
     assert not caught("sequential", build=make, tokens=tokens)
 
 
+WAYS = ("automatic", "per-layer")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "make"), [("sync", build), ("sequential", Opaque), ("masters", images)]
+)
+def test_sound_code_is_left_in_peace_however_it_clips(name, make, way):
+    assert not caught(name, build=make, clipping=way)
+
+
 def silence(mechanism):
     mechanism._add_noise = lambda vector, deviation: None
 
@@ -379,6 +390,34 @@ def test_clipping_left_out_is_caught(monkeypatch):
         monkeypatch.setattr(module, "coefficients", lambda n, *_: (torch.ones_like(n), None))
     assert NORM in names(caught("sequential"))
     assert NORM in names(caught("sequential", build=Opaque))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [build, Opaque])
+def test_another_way_to_clip_than_the_claimed_is_caught(make, way):
+    """It could promise the same, but the statement would not be true.
+
+    Gradients are shorter than C: automatic clipping scales them up, flat clipping leaves them.
+    """
+
+    def exchange(mechanisms):
+        mechanisms[0].clipped._inner.way = "flat"
+
+    assert COVERAGE in names(caught("sequential", exchange, build=make, clipping=way, clip=1e3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_bug_is_caught_however_gradients_are_clipped(way, monkeypatch):
+    assert VARIANCE in names(caught("sequential", lambda made: silence(made[0]), clipping=way))
+    real = clipping.coefficients
+
+    def double(norms, clip, way="flat"):
+        return real(norms, 2 * clip, way)
+
+    for module in (clipping, layerwise):
+        monkeypatch.setattr(module, "coefficients", double)
+    assert NORM in names(caught("sequential", clipping=way))
+    assert NORM in names(caught("sequential", build=Opaque, clipping=way))
 
 
 def test_clipping_of_each_layer_alone_is_caught(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from manyhands.privacy.accountant import Event
 from manyhands.privacy.budget import Budget
 from manyhands.privacy.data_fingerprint import fingerprint, load_key
 from manyhands.privacy.weights_provenance import Provenance
-from manyhands.training import budget
+from manyhands.training import budget, preflight
 from manyhands.training.setup import planned_run
 
 OPTIONS: dict[str, Any] = {"strategy": "sequential", "workers": 1, "batch_size": 50, "epochs": 1}
@@ -73,6 +74,38 @@ def test_an_audit_is_refused_and_costs_nothing(account: Budget) -> None:
     with pytest.raises(ConfigError, match=r"budget of epsilon 1 .*an audit's record.*same shape"):
         audit({"model": "mlp", "data": "blobs", **OPTIONS, "noise_multiplier": 3.0})
     assert not account.read().entries
+
+
+def two_double_layers() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.Linear(8, 4)).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "digits"), [("mlp", 24), (two_double_layers, 53), (torch.nn.LazyLinear(4), 24)]
+)
+def test_noise_too_large_for_exact_sums_is_refused_before_it_costs_anything(
+    account: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, digits: int
+) -> None:
+    monkeypatch.setattr("manyhands.launch.launcher.launch", lambda *_: pytest.fail("started"))
+    options = OPTIONS | {"strategy": "sync", "workers": 2, "output": str(tmp_path / "out")}
+    options["privacy"] = mh.Privacy(noise_multiplier=2.0 ** (digits - 5))
+    with pytest.raises(ConfigError, match=r"would not be exact: .* × √"):
+        mh.fit(model, "blobs", **options)
+    with pytest.raises(ConfigError, match=r"would not be exact: .* × √"):
+        budget.reserve_all({"out": planned_run(model, "blobs", **options)})
+    assert not account.read().entries
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("outputs", "fits"), [(200, True), (20_000, False)])
+def test_an_epsilon_that_needs_much_noise_fits_small_models(
+    stored: Path, outputs: int, fits: bool
+) -> None:
+    options = OPTIONS | {"strategy": "sync", "workers": 2, "max_steps": 1, "batch_size": 1000}
+    privacy = mh.Privacy(epsilon=1e-4, delta=1e-4)
+    run = planned_run(torch.nn.LazyLinear(outputs), "blobs", **options, privacy=privacy)
+    with nullcontext() if fits else pytest.raises(ConfigError, match="would not be exact"):
+        preflight.check_noise(run, stored, ())
 
 
 def test_a_reservation_without_the_initial_weights_is_not_taken(

@@ -86,8 +86,7 @@ def of_user(given: Mapping[str, Any], record: Callable[[], None], folder: Path) 
             chosen["loss"] = OWN_LOSS[model]
         model = partial(MODELS[model], tuple(data.shape), data.outputs)
     chosen["model"] = AuditModel(model, record)
-    where = f"{config.strategy.name}, {config.workers} workers"
-    return Recipe(name=f"{where}: {config.model} on {config.data}", options=chosen)
+    return Recipe(name=f"{_where(config)}: {config.model} on {config.data}", options=chosen)
 
 
 def of_audit(
@@ -118,8 +117,15 @@ def of_audit(
         "data": Data(models.make_records(RECORDS, config.seed), classes=models.CLASSES),
         "loss": cross_entropy,
     }
-    where = f"{config.strategy.name}, {config.workers} workers"
-    return Recipe(name=f"{where}: a model {CLIPPING[clipping]}", options=chosen)
+    return Recipe(name=f"{_where(config)}: a model {CLIPPING[clipping]}", options=chosen)
+
+
+def _where(config: RunConfig) -> str:
+    """Name the strategy, its workers, and how gradients are limited unless by default."""
+    assert config.privacy is not None
+    way = config.privacy.clipping
+    limited = "" if way == "flat" else f", {way} clipping"
+    return f"{config.strategy.name}, {config.workers} workers{limited}"
 
 
 def _count_batches(config: RunConfig) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from manyhands.experiments.audit.transcript import Transcript
 from manyhands.experiments.audit.transcript_checks import Claim
-from manyhands.privacy.accountant import Event, delta_curve
+from manyhands.privacy.accountant import Event, delta_curve, write_bound
 from manyhands.privacy.gaussian_epsilon import gaussian_epsilon, load_stats
 from manyhands.privacy.gradient_canaries import Canaries, log_likelihood_ratio
 from manyhands.privacy.mechanism_tests import Finding
@@ -53,8 +53,8 @@ class Attack:
         return Finding(
             test="guesses of the canaries",
             where=f"{self.right} of {self.canaries} right",
-            value=self.bound,
-            expected=f"no more than ε = {epsilon:.4g} allows",
+            value=float(write_bound(self.bound, 6, up=False, significant=True)),
+            expected=f"no more than ε = {write_bound(epsilon, significant=True)} allows",
             p=self.p,
         )
 

@@ -21,6 +21,7 @@ from manyhands.experiments.audit.models import Clipping
 from manyhands.experiments.audit.transcript import install, read_all
 from manyhands.experiments.audit.transcript_checks import Claim, examine
 from manyhands.launch.machine import write_json
+from manyhands.privacy.accountant import write_bound
 from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.mechanism_tests import Finding, rejected
 from manyhands.privacy.steps_rate_noise import Terms
@@ -182,13 +183,15 @@ def _table(audits: Sequence[Audit]) -> list[str]:
 
 def _describe(each: Audit) -> list[str]:
     guesses, terms = each.attack, each.terms
+    claimed = write_bound(each.claimed, 3)
+    refuted, most = (write_bound(each, 3, up=False) for each in (guesses.bound, guesses.reach))
     few = ""
     if guesses.reach <= each.claimed:
         few = "; too few canaries to refute the claim by guesses alone"
     return [
         each.recipe,
-        f"  claim: epsilon {each.claimed:.3f} at delta {terms.delta:g}, {terms.steps:,} steps at "
+        f"  claim: epsilon {claimed} at delta {terms.delta:g}, {terms.steps:,} steps at "
         f"rate {terms.rate:.4g}, noise multiplier {terms.noise_multiplier:.4g}",
         f"  canaries: {guesses.right:,} of {guesses.canaries:,} guesses right, which refutes any "
-        f"epsilon below {guesses.bound:.3f}; all right would refute {guesses.reach:.3f}{few}",
+        f"epsilon below {refuted}; all right would refute {most}{few}",
     ]

@@ -19,13 +19,16 @@ from torch import Tensor
 
 from manyhands.data import batch_tree
 from manyhands.launch.environment import group_rank
+from manyhands.privacy.clipping import STABILISER
 from manyhands.privacy.gradient_canaries import Canaries
 from manyhands.privacy.mechanism import Mechanism
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from manyhands.config.privacy import ClippingWay
     from manyhands.data.batch_tree import Tree
+    from manyhands.model.layers import Layer
     from manyhands.model.replica import Replica
     from manyhands.privacy.sampling import DrawnShare, PoissonPlan
 
@@ -154,6 +157,7 @@ class Recorder:
     ) -> None:
         self.mechanism, self.folder = mechanism, folder
         terms, lattice = mechanism.terms, mechanism.lattice
+        self._way = mechanism.clipped.way
         named = mechanism.replica.named
         self.canaries = Canaries.plant([p.numel() for _, p in named], plan.examples, canaries, seed)
         inside = {name for name, _ in named}
@@ -274,7 +278,7 @@ class Recorder:
             transcript.norms.append(float(found.norm()) / tried)
             if not fixed:
                 continue
-            wrong = (found - true * min(1.0, tried / norm if norm else 1.0)) / tried
+            wrong = (found - _clip(true, tried, self._way, replica.layers)) / tried
             sizes = [p.numel() for _, p in replica.named]
             each = np.array([float(part.norm()) for part in torch.split(wrong, sizes)])
             errors = transcript.errors if len(transcript.errors) else np.zeros(len(each))
@@ -308,6 +312,18 @@ def _gradient(replica: Replica, x: Tree, y: Tree) -> Tensor:
         found = torch.autograd.grad(loss, named, allow_unused=True)
     pairs = zip(named, found, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in pairs])
+
+
+def _clip(true: Tensor, clip: float, way: ClippingWay, layers: Sequence[Layer]) -> Tensor:
+    """Return what a record with this gradient is to contribute, by none of the code that clips."""
+    norm = float(true.norm())
+    if way == "automatic":
+        return true * (clip / (norm + STABILISER))
+    if way == "flat":
+        return true * min(1.0, clip / norm if norm else 1.0)
+    parts = [true[layer.start : layer.stop] for layer in layers]
+    share = clip / math.sqrt(len(parts))
+    return torch.cat([part * (share / max(share, float(part.norm()))) for part in parts])
 
 
 def _record_stage(passes: Any, transcript: Transcript) -> None:

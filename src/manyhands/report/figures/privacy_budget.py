@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from manyhands.config.privacy import Privacy
 from manyhands.errors import ConfigError
 from manyhands.privacy import accountant
+from manyhands.privacy.accountant import write_bound
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.configurations import name, place, typical_run
 from manyhands.report.analysis.privacy_cost import cost, event, sound
@@ -100,7 +101,9 @@ def cost_chart(lines: Iterable[Line]) -> Chart:
                 *zip(*spent, strict=True), color=look.colour, linestyle=look.line, label=line.label
             )
             notes += [
-                Note(line.label, f"{count(step)} steps", f"ε = {cost:.3f}", (step, cost))
+                Note(
+                    line.label, f"{count(step)} steps", f"ε = {write_bound(cost, 3)}", (step, cost)
+                )
                 for step, cost in spent
             ]
         ax.set_xlim(left=0)
@@ -143,7 +146,7 @@ def _comment_cost(curves: list[_Curve]) -> Iterator[Sentence]:
             say(
                 "{label}: {steps} steps cost ε = {whole}; the first {half} cost {part} of that.",
                 label=Name(line.label), steps=stated("private steps", steps, count(steps)),
-                whole=stated("epsilon", whole, f"{whole:.2f}"),
+                whole=stated("epsilon", whole, write_bound(whole, 2)),
                 half=stated("some of the private steps", half[0], count(half[0])),
                 part=stated("part of epsilon", part, percent(part), first=half[0]),
             )
@@ -204,7 +207,7 @@ def _draw_accuracy(ax: Any, summary: Summary) -> list[Note]:
         ax.plot(x, y, color=look.colour, marker=look.marker, linestyle=look.line, label=label)
         ax.vlines(x, [f.low for f in found], [f.high for f in found], color=look.colour)
         notes += [
-            Note(label, f"ε = {spent:.3f}", percent(height, 2), (spent, height))
+            Note(label, _at(spent), percent(height, 2), (spent, height))
             for spent, height in zip(x, y, strict=True)
         ]
         if plain:
@@ -229,8 +232,13 @@ def _comment_accuracy(summary: Summary) -> Iterator[Sentence]:
         )
 
 
+def _at(epsilon: float) -> str:
+    return f"ε = {write_bound(epsilon, 3)}"
+
+
 def _stated(spent: float, row: Row) -> Fact:
-    return fact("epsilon", spent, how="derived", runs=[typical_run(row)], text=f"{spent:.2f}")
+    shown = write_bound(spent, 2)
+    return fact("epsilon", spent, how="derived", runs=[typical_run(row)], text=shown)
 
 
 def _beside(row: Row, plain: Row) -> Sentence:

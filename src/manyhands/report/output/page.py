@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from manyhands.privacy.accountant import write_bound
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis import option_values, privacy_cost
 from manyhands.report.analysis.spread import Spread
@@ -303,7 +304,7 @@ def _cost(row: Row) -> Cell:
         return Cell(NONE)
     if not privacy_cost.sound(run):
         return Cell("NOT PRIVATE")
-    return Cell(f"{found:.3f}", found)
+    return Cell(write_bound(found, 3), found)
 
 
 def _detail_columns() -> list[Column]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from manyhands.privacy.accountant import write_bound
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.configuration_facts import who
 from manyhands.report.analysis.configurations import typical_run
@@ -94,7 +95,7 @@ def leader(summary: Summary, choice: Choice) -> Sentence:
     """State the ε of the leading configuration, and the range of all, where they differ."""
     spent = [(row, value) for row in choice.candidates if (value := _spent(row)) is not None]
     mine = _spent(choice.leader)
-    if mine is None or len({f"{value:.2f}" for _, value in spent}) < 2:
+    if mine is None or len({write_bound(value, 2) for _, value in spent}) < 2:
         return say("")
     least, most = (f(spent, key=lambda pair: pair[1])[0] for f in (min, max))
     return say(
@@ -108,7 +109,7 @@ def leader(summary: Summary, choice: Choice) -> Sentence:
 def _left(summary: Summary, private: Sequence[Row]) -> Sentence:
     """State the accuracy at the least and at the greatest ε, where no other run is beside them."""
     least, most = (f(private, key=lambda row: _spent(row) or 0) for f in (min, max))
-    if f"{_spent(least):.2f}" == f"{_spent(most):.2f}":
+    if str(_epsilon(least)) == str(_epsilon(most)):
         low, high = (f(private, key=_accuracy) for f in (min, max))
         return say(
             "at {epsilon} the accuracy is {low} ({one}) to {high} ({other}).",
@@ -128,7 +129,7 @@ def _left(summary: Summary, private: Sequence[Row]) -> Sentence:
 
 def _epsilon(row: Row) -> Sentence:
     value, runs = _spent(row) or 0.0, [typical_run(row)]
-    stated = fact("epsilon", value, how="derived", runs=runs, text=f"{value:.2f}")
+    stated = fact("epsilon", value, how="derived", runs=runs, text=write_bound(value, 2))
     return say("ε = {stated}", stated=stated)
 
 

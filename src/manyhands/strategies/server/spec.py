@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from manyhands.config.parse import parse_slow
 from manyhands.config.strategy_spec import Exposure, Scaling, StrategySpec, Supports
@@ -13,26 +14,30 @@ if TYPE_CHECKING:
 
     from manyhands.config.run import RunConfig
 
+_SUPPORTS = Supports(
+    whole_batches=True,
+    together=False,
+    partition="random-partition",
+    private=True,
+    resume=True,
+    outlives=True,
+    lacks={"sync_batchnorm": "has workers that do not step together"},
+)
+
 
 class ServerSpec(StrategySpec):
     """The facts and checks of `Server`; the options themselves are declared there."""
-
-    supports: ClassVar[Supports] = Supports(
-        whole_batches=True,
-        together=False,
-        partition="random-partition",
-        deterministic=False,
-        private=True,
-        resume=True,
-        outlives=True,
-        lacks={"sync_batchnorm": "has workers that do not step together"},
-    )
 
     masters: int
     staleness: int | None
     staleness_aware: bool
     prefetch: int
     layerwise: bool
+
+    @property
+    def supports(self) -> Supports:
+        """What it can do: the same each time only where masters wait for every push."""
+        return replace(_SUPPORTS, deterministic=self.staleness == 0)
 
     def check_options(self) -> None:
         """Refuse options that contradict each other."""

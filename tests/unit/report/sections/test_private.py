@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import records
+from matplotlib.figure import Figure
 
 from manyhands.privacy.accountant import Event, compose, write_bound
 from manyhands.report import build, results
@@ -22,6 +26,7 @@ from manyhands.report.records.published import published
 from manyhands.report.sections.answer import answer
 from manyhands.report.sections.privacy_statement import sentences, statements
 from manyhands.report.sections.topics import explained
+from manyhands.report.wording.sentences import facts_of
 
 LEAKS = ("987654", "987 654", "987\u202f654", "987,654")
 
@@ -192,6 +197,28 @@ def test_figures_of_cost_and_accuracy(tmp_path: Path) -> None:
     assert "400 steps cost ε" in page
 
 
+def test_no_epsilon_is_shown_smaller_than_it_is(tmp_path: Path) -> None:
+    noises = np.random.default_rng(0).uniform(0.5, 2, 8)
+    found = summary(
+        tmp_path, [records.private(sigma=s, repeat=r) for s in noises for r in range(2)]
+    )
+    column = next(column for column in result_columns(found) if column.title == "ε")
+    shown = [(cell.text, cell.value) for row in found.rows if (cell := column.cell(row))]
+    axes = Figure().add_subplot()
+    for chart in charts(found):
+        if chart.id == "privacy-accuracy":
+            shown += [(note.x, note.at[0]) for note in chart.draw(axes)]
+        if chart.id == "privacy-steps":
+            shown += [(note.y, note.at[1]) for note in chart.draw(axes)]
+        told = chain.from_iterable(map(facts_of, chart.comment))
+        shown += [(each.text, each.value) for each in told if each.what == "epsilon"]
+    told = chain.from_iterable(map(facts_of, answer(found)))
+    shown += [(each.text, each.value) for each in told if each.what == "epsilon"]
+    assert len(shown) > 4 * len(noises)
+    for words, value in shown:
+        assert Decimal(words.removeprefix("ε = ")) >= Decimal(value), words
+
+
 def test_without_the_library_the_statement_is_still_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +251,7 @@ def test_the_first_sentence_says_what_privacy_costs(tmp_path: Path) -> None:
     told = answer(summary(tmp_path, runs))[0].replace("\u202f", " ")
     assert told == (
         "Privacy costs accuracy for sync with 4 workers: 5.03 percentage points, from 97.04 % to "
-        "92.01 % at ε = 1.87 (p < 0.0001)."
+        f"92.01 % at ε = {write_bound(2 / 1.069, 2)} (p < 0.0001)."
     )
     alone = [records.private("sync", 4, sigma=s, repeat=r) for s in (0.5, 2.0) for r in range(2)]
     told = answer(summary(tmp_path / "alone", alone))[0]
