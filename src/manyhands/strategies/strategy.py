@@ -70,7 +70,8 @@ class WorkerView(Protocol):
 
     Attributes:
         config: The run's options: `config.workers`, `config.seed` and so on.
-        comm: The group of workers: `size`, `allreduce`, `broadcast`, `exchange`, `sum`, `gather`.
+        comm: The group of workers: `size`, `allreduce`, `broadcast`, `exchange`, `split`,
+            `sum`, `gather`.
         optimizer: The torch optimizer that `update` steps with.
         facts: What the strategy writes into the run's record, as JSON can hold it.
         state: What the strategy keeps from step to step; None when a run begins.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
+import torch
 
 from manyhands.config.strategy_definition import suggest_check
 from manyhands.data import Plan
@@ -17,13 +18,12 @@ from manyhands.data.lazy_split import Ahead, LazySplit
 from manyhands.data.prefetch import Prefetcher
 from manyhands.errors import DivergedError
 from manyhands.worker.clock import Clock, Epoch
-from manyhands.worker.computation import Computation, shorten
+from manyhands.worker.computation import Computation
 from manyhands.worker.reporter import Reporter
 from manyhands.worker.slowdown import slowed
 from manyhands.worker.training_state import TrainingState
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from typing_extensions import Self
 
@@ -284,11 +284,17 @@ class Worker:
         own = self.replica.grad
         if gradient is not own and gradient.data_ptr() != own.data_ptr():
             own.copy_(gradient)
-        shorten(own, self.config.clip_norm)
+        self.shorten(own)
         rate, graphs = self.computation.rate, self.computation.graphs
         if rate:
             rate.set(self.optimizer, self.training.step)
         (graphs.update if graphs else self.optimizer.step)()
+
+    def shorten(self, gradient: Tensor) -> None:
+        """Scale `gradient` down to the run's `clip_norm`, in place; `update` does so itself."""
+        if (longest := self.config.clip_norm) is not None:
+            length = torch.linalg.vector_norm(gradient)
+            gradient.mul_(torch.clamp(longest / (length + 1e-6), max=1.0))
 
     def settle(self) -> None:
         """Wait for the GPU, where there is one, and note what its steps gave since the last time.

@@ -46,7 +46,7 @@ class SyncSpec(StrategySpec):
 
     def check_options(self) -> None:
         """Refuse an unknown all-reduce or compression, and an all-reduce that is not used."""
-        check_allreduce(self.allreduce)
+        check_allreduce(self)
         kind, _ = parse_compress(self.compress)
         if kind not in ("none", "powersgd") and self.allreduce != "auto":
             raise ConfigError(
