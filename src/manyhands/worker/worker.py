@@ -19,6 +19,7 @@ from manyhands.data.prefetch import Prefetcher
 from manyhands.errors import DivergedError
 from manyhands.worker.clock import Clock, Epoch
 from manyhands.worker.computation import Computation
+from manyhands.worker.facts import Facts
 from manyhands.worker.reporter import Reporter
 from manyhands.worker.slowdown import slowed
 from manyhands.worker.training_state import TrainingState
@@ -114,7 +115,7 @@ class Worker:
     clock: Clock = field(default_factory=Clock)
     reporter: Reporter = field(default_factory=Reporter)
     hooks: list[StepHook] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=Facts)
     state: Any = None
     number: int = -1
 
