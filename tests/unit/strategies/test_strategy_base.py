@@ -123,6 +123,8 @@ def test_what_an_option_changes_is_known_of_the_object():
     assert mh.Pipeline().supports.private
     assert not mh.Pipeline(transport="rpc").supports.private
     assert mh.Pipeline(transport="rpc").supports.lacks == mh.Pipeline().supports.lacks
+    assert mh.Sync().supports.outlives
+    assert not mh.Sync(overlap=True).supports.outlives
     assert mh.Gossip().supports.join
     assert not mh.Gossip(asynchronous=True).supports.join
 
