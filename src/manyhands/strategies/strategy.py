@@ -96,6 +96,9 @@ class WorkerView(Protocol):
     def params(self) -> Tensor:
         """The parameters, live: change them in place; shape (dim,)."""
 
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return each parameter's part of a vector such as `params`, by name, in its shape."""
+
     @property
     def lr(self) -> float:
         """The learning rate of the last step."""

@@ -17,6 +17,7 @@ from manyhands.data import Plan
 from manyhands.data.lazy_split import Ahead, LazySplit
 from manyhands.data.prefetch import Prefetcher
 from manyhands.errors import DivergedError
+from manyhands.model.layers import view_parameters
 from manyhands.worker.clock import Clock, Epoch
 from manyhands.worker.computation import Computation
 from manyhands.worker.facts import Facts
@@ -150,6 +151,10 @@ class Worker:
     def params(self) -> Tensor:
         """The parameters, live; shape (dim,)."""
         return self.replica.params
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return each parameter's part of a vector such as `params`, by name, in its shape."""
+        return view_parameters(vector, self.replica.named)
 
     def hook(self, kind: type[H]) -> H | None:
         """Return the hook of that type, if there is one."""
