@@ -118,16 +118,15 @@ class Range:
             return f"a number {low} " + (f"and {high}" if self.below else f"to {self.high:g}")
         if not fits or value != value or abs(value) == math.inf:
             ends = [low] * limited + [high] * (self.high < _UNLIMITED)
-            return ", ".join([kind if not fits else "a finite number", *ends[:1]]) + "".join(
-                f" and {end}" for end in ends[1:]
-            )
+            kind = "a finite number" if fits else kind
+            return f"{kind}, {' and '.join(ends)}" if ends else kind
         if value > self.high:
             return f"a finite number, {high}"
         return f"a finite number {low}" if self.above else f"a finite number, {low}"
 
 
 def whole(low: int, high: int) -> Range:
-    """Return the range of whole numbers from `low` to `high`."""
+    """Return the range of whole numbers from `low` to `high`, both included."""
     return Range(low, high)
 
 
