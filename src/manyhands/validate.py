@@ -12,6 +12,7 @@ from typing import Any
 from manyhands.errors import ConfigError, nearest
 
 _DIGITS = 40  # of a number that a message shows in full
+_UNLIMITED = 1e9  # an end of a range that a message about another fault leaves out
 
 
 def _refuse(fields: Mapping[str, Any], fits: Callable[[Any], bool], expected: str) -> None:
@@ -107,22 +108,25 @@ class Range:
         kind = "a whole number" if self.whole else "a number"
         low = f"greater than {self.low:g}" if self.above else f"{_count(self.low)} or more"
         high = f"below {self.high:g}" if self.below else f"{_count(self.high)} or less"
-        if not self._is_kind(value):
-            return f"{kind}, {low} and {high}"
-        if self.whole and self.low > 1:
+        fits, limited = self._is_kind(value), self.low > -_UNLIMITED
+        if fits and self.whole and self.low > 1:
             return f"a number from {self.low} to {self.high}"
-        if self.whole:
+        if fits and self.whole:
             return high if value > self.high else low
-        if self.high <= 1:
+        if fits and limited and self.high <= 1:
             low = f"above {self.low:g}" if self.above else f"from {self.low:g}"
             return f"a number {low} " + (f"and {high}" if self.below else f"to {self.high:g}")
+        if not fits or value != value or abs(value) == math.inf:
+            ends = [low] * limited + [high] * (self.high < _UNLIMITED)
+            kind = "a finite number" if fits else kind
+            return f"{kind}, {' and '.join(ends)}" if ends else kind
         if value > self.high:
             return f"a finite number, {high}"
         return f"a finite number {low}" if self.above else f"a finite number, {low}"
 
 
 def whole(low: int, high: int) -> Range:
-    """Return the range of whole numbers from `low` to `high`."""
+    """Return the range of whole numbers from `low` to `high`, both included."""
     return Range(low, high)
 
 

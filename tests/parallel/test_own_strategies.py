@@ -1,5 +1,6 @@
 """Strategies that are no part of manyhands: those of `examples/strategies`, and bad ones."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,31 @@ def simulate(data, partition, update):
 def trained(data, folder, strategy, **given):
     given = {**PLAIN, "batch_size": BATCH, "partition": "random-partition", **given}
     return train(smooth, data, WORLD, folder, strategy=strategy, **given)
+
+
+@dataclass(frozen=True)
+class Halves(mh.Strategy):
+    """Workers of the same half share every gradient, and nothing else."""
+
+    def begin(self, worker):
+        worker.state = worker.comm.split(worker.rank % 2)
+
+    def step(self, worker, batch):
+        gradient = worker.gradient(batch)
+        worker.state.allreduce(gradient)
+        worker.update(gradient)
+
+    def consensus(self, worker):
+        return worker.params
+
+
+def test_a_strategy_may_split_its_group(blobs, tmp_path):
+    worker = trained(blobs, tmp_path, Halves())
+    assert worker.state.size == len(range(worker.rank % 2, WORLD.size, 2))
+    everyone = WORLD.allgather(worker.params.tolist())
+    assert [each == everyone[worker.rank] for each in everyone] == [
+        rank % 2 == worker.rank % 2 for rank in range(WORLD.size)
+    ]
 
 
 def test_easgd_is_the_paper_s(blobs, tmp_path):

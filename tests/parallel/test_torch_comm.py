@@ -108,6 +108,8 @@ def test_what_a_communicator_does(over, rank, size):
     group.barrier()
     with pytest.raises(ConfigError, match="has its own"):
         group.allreduce(vector, "ring")
+    with pytest.raises(ConfigError, match=r"split needs MPI.*set torch=False"):
+        group.split(0)
 
 
 @pytest.mark.parametrize(

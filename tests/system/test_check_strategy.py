@@ -176,17 +176,18 @@ def test_ours_pass(name):
         assert {"one", "several"} <= set(checked.required)
 
 
-VARIANTS = {
-    "gossip": {"asynchronous": True},
-    "sync": {"compress": "topk:0.25"},
-    "averaging": {"period": 4, "outer_optimizer": "sgd"},
-    "server": {"staleness": 1},
-}
+VARIANTS = [
+    ("gossip", {"asynchronous": True}),
+    ("sync", {"compress": "topk:0.25"}),
+    ("sync", {"overlap": True}),
+    ("averaging", {"period": 4, "outer_optimizer": "sgd"}),
+    ("server", {"staleness": 1}),
+]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_of_ours_pass(name):
-    all_holds(check(name, sizes=(2,), options=VARIANTS[name]))
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+def test_variants_of_ours_pass(name, options):
+    all_holds(check(name, sizes=(2,), options=options))
 
 
 def all_holds(checked):

@@ -89,25 +89,9 @@ def test_the_page_s_range_and_support_hold(folder):
     assert find_strategy("identical.py:Nudge")().supports.identical
 
 
-CENTRED = """
-
-@dataclass(frozen=True)
-class Whole(Centred):
-    def step(self, worker, batch):
-        worker.update(worker.gradient(batch.alone()))
-        worker.params.lerp_(worker.state, 0.1)
-        worker.state = worker.state.lerp(worker.params, 0.1)
-
-    mean = Nudge.mean
-    consensus = Nudge.consensus
-"""
-
-
 def test_the_page_s_checkpoints_resume_with_the_same_bits(folder):
-    (folder / "mine.py").write_text(
-        f"{NUDGE}\n{block_with(STRATEGY, 'python', 'class Centred')}{CENTRED}"
-    )
-    given = {"strategy": "mine.py:Whole", "workers": 2, "kernels": "default"}
+    (folder / "mine.py").write_text(block_with(STRATEGY, "python", "class Centred"))
+    given = {"strategy": "mine.py:Centred", "workers": 2, "kernels": "default"}
     mh.fit("logistic", "blobs", max_steps=40, output="whole", **given)
     mh.fit("logistic", "blobs", max_steps=20, checkpoint_every="10steps", output="part", **given)
     done = manyhands("train", "--resume", "part", "--max-steps", 40)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import blocks
 from running import MANYHANDS, PATIENCE, eventually, ran, record
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
@@ -115,6 +116,17 @@ def test_srun_starts_one_group_with_the_threads_it_grants(cluster, tmp_path, cor
     assert (run["processes"], run["config"]["workers"]) == (3, 3)
     assert run["machine"]["threads_per_worker"] == cores
     assert "MPICH" in run["machine"]["mpi"]
+
+
+def test_srun_starts_your_own_strategy_from_its_file(cluster, tmp_path):
+    (tmp_path / "mine.py").write_text(blocks("how-to/own-strategy.md", "python")[0])
+    given = ["--strategy", "mine.py:Nudge", "--beta", "0.3", "--max-steps", 8, "--output", "run"]
+    srun = ["srun", "-n", 2, "--mpi=pmi2", *MANYHANDS, "train", *SMALL, *given]
+    done = slurm(cluster, *srun, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = record(tmp_path / "run")
+    assert (run["config"]["strategy"], run["config"]["beta"]) == ("Nudge", 0.3)
+    assert (run["processes"], run["result"]["steps"]) == (2, 8)
 
 
 def test_srun_starts_one_benchmark_of_all_reduces(cluster, tmp_path):

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import ran
+from pages import blocks
+from running import ran, record
 
 from manyhands.launch import mpi as mpis
 
@@ -81,6 +82,20 @@ def test_a_script_goes_on_with_the_libraries_that_it_had(tmp_path):
     done = ran(line, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the same") == 2, done.stdout
+
+
+def test_your_own_strategy_of_your_own_script(tmp_path):
+    (tmp_path / "script.py").write_text(
+        blocks("how-to/own-strategy.md", "python")[0]
+        + "\nmh.fit('logistic', 'blobs', strategy=Nudge(beta=0.3), max_steps=8, output='run',\n"
+        "       kernels='default', progress=False)\n"
+    )
+    line, environment = mpis.mpiexec_command(mpis.find_mpi("mpich"), 2, ["script.py"])
+    done = ran(line, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = record(tmp_path / "run")
+    assert (run["config"]["strategy"], run["config"]["beta"]) == ("Nudge", 0.3)
+    assert (run["processes"], run["result"]["steps"]) == (2, 8)
 
 
 @pytest.mark.parametrize(("mpiexec", "library"), [("mpich", "openmpi"), ("openmpi", "mpich")])

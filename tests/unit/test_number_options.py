@@ -15,6 +15,7 @@ import torch
 
 import manyhands as mh
 from manyhands.cli import app
+from manyhands.config import declare
 from manyhands.config.declare import option
 from manyhands.config.options import Option, configure, options
 from manyhands.errors import ConfigError
@@ -104,6 +105,20 @@ def test_what_is_outside_the_range_is_refused_by_name(name: str) -> None:
             configure({**beside(name), name: given})
         assert "expected" in str(refused.value)
         assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "text"])
+def test_a_refusal_of_no_number_names_only_ends_that_a_reader_would_choose(value: Any) -> None:
+    kind = "a number" if value == "text" else "a finite number"
+    expected = {
+        Range(2.0, 5.0, whole=False): f"{kind}, 2 or more and 5 or less",
+        Range(0.0, 5.0, whole=False, above=True): f"{kind}, greater than 0 and 5 or less",
+        declare.NON_NEGATIVE: f"{kind}, 0 or more",
+        declare.FINITE: kind,
+    }
+    for within, told in expected.items():
+        with pytest.raises(ConfigError, match=rf"^memory is .*; expected {told}$"):
+            within.check("memory", value)
 
 
 @pytest.mark.parametrize("name", [each.name for each in numbers()])

@@ -96,6 +96,12 @@ class Communicator(Protocol):
     def progress(self) -> None:
         """Make progress on exchanges that have begun: MPI does so only when it is called."""
 
+    def split(self, colour: int) -> Communicator:
+        """Return the group of the workers with the same colour, by rank; over MPI only.
+
+        It counts on the same meter, and lasts until the run ends.
+        """
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""
 

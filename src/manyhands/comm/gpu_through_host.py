@@ -39,6 +39,10 @@ class StagedComm:
         self._inner.allreduce(staged, algorithm)
         vector.copy_(staged, non_blocking=True)
 
+    def split(self, colour: int) -> StagedComm:
+        """Return the group of the workers with the same colour."""
+        return StagedComm(self._inner.split(colour))
+
     def broadcast(self, vector: Tensor, root: int = 0) -> None:
         """Give everyone root's `vector`, in place."""
         staged = self._out(vector)

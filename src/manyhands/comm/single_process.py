@@ -41,6 +41,12 @@ class SingleProcess:
     def progress(self) -> None:
         """Do nothing."""
 
+    def split(self, colour: int) -> SingleProcess:
+        """Return a group of this process alone."""
+        part = SingleProcess()
+        part.meter = self.meter
+        return part
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return a copy of the values."""
         return values.copy()

@@ -151,6 +151,11 @@ class TorchCommunicator:
         pairs += [dist.P2POp(dist.isend, vector, rank, group) for rank in received]
         return list(dist.batch_isend_irecv(pairs)) if pairs else []
 
+    def split(self, colour: int) -> TorchCommunicator:
+        """Refuse: a strategy that splits its group runs over MPI only."""
+        raise ConfigError(f"comm.split needs MPI, but the group is {self.name}; set torch=False in "
+                          "the strategy's supports")  # fmt: skip
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of a few numbers over the group, off the meter."""
         return self._reduced(values, dist.ReduceOp.SUM)

@@ -46,12 +46,13 @@ def is_own(allreduce: Any) -> bool:
     return allreduce not in ALL_REDUCES
 
 
-def check_allreduce(allreduce: Any) -> None:
-    """Refuse a name that is neither one of ours nor stands for a user's function."""
+def check_allreduce(strategy: Any) -> None:
+    """Refuse a strategy's all-reduce that is neither one of ours nor stands for a function."""
+    allreduce = chosen_all_reduce(strategy)
     if callable(allreduce) or allreduce in ALL_REDUCES:
         return
     if not isinstance(allreduce, str) or ":" not in allreduce:
         raise ConfigError(
-            f"allreduce is {allreduce!r}; expected one of {', '.join(ALL_REDUCES)}, or your own "
-            f"function, such as mine.py:ring.{nearest(str(allreduce), ALL_REDUCES)}"
+            f"{find_field(strategy)} is {allreduce!r}; expected one of {', '.join(ALL_REDUCES)}, "
+            f"or your own function, such as mine.py:ring.{nearest(str(allreduce), ALL_REDUCES)}"
         )

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from manyhands.config.all_reduces import chosen_all_reduce, is_own
+from manyhands.config.all_reduces import check_allreduce, chosen_all_reduce, is_own
 from manyhands.config.parse import parse_every, parse_slow
 from manyhands.errors import ConfigError
 
@@ -26,6 +26,7 @@ def check(config: RunConfig) -> None:
     _check_features(config)
     _check_steps(config)
     _check_profile(config)
+    check_allreduce(config.strategy)
     config.strategy.validate(config)
     _check_speeds(config)
     _check_lifecycle(config)

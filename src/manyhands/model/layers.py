@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Layer(NamedTuple):
@@ -31,6 +31,17 @@ def find_layers(named: Iterable[tuple[str, nn.Parameter]]) -> tuple[Layer, ...]:
             layers.append(Layer(owner, start, stop))
         start = stop
     return tuple(layers)
+
+
+def view_parameters(vector: Tensor, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
+    """Return each parameter's part of a vector as a view in its shape; the rest is left out."""
+    views: dict[str, Tensor] = {}
+    start = 0
+    for name, p in named:
+        stop = start + p.numel()
+        views[name] = vector[start:stop].view(p.shape)
+        start = stop
+    return views
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 Public: `Strategy` and its abilities `Checkpointable`, `Regroupable`, `Asynchronous`, `Recoverable`
 and `SplitsModel`; `Supports`, `Exposure`, `Scaling` and `Cost` for its facts; `option` with the
 ranges `Range` and `whole`, `Tags`, `all_reduce_option` and `check_declared` for its options;
-`WorkerView` and `BatchShare` for annotations.
+`describe_staleness` for the record of workers that do not wait; `WorkerView` and `BatchShare` for
+annotations.
 
 To add a strategy to manyhands, add its row to the imports below: the help lists the strategies in
 this order.
@@ -19,6 +20,7 @@ from manyhands.config.strategy_spec import Cost as Cost
 from manyhands.config.strategy_spec import Exposure as Exposure
 from manyhands.config.strategy_spec import Scaling as Scaling
 from manyhands.config.strategy_table import register
+from manyhands.strategies.staleness import describe_staleness as describe_staleness
 from manyhands.strategies.strategy import BatchShare as BatchShare
 from manyhands.strategies.strategy import Strategy as Strategy
 from manyhands.strategies.strategy import Supports as Supports
@@ -59,6 +61,7 @@ __all__ = [
     "WorkerView",
     "all_reduce_option",
     "check_declared",
+    "describe_staleness",
     "option",
     "whole",
 ]

@@ -7,8 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def describe(counts: Iterable[Counter[int]]) -> dict[str, Any]:
-    """Return the histogram of all of them together, its mean and its maximum."""
+def describe_staleness(counts: Iterable[Counter[int]]) -> dict[str, Any]:
+    """Return the histogram of all of them together, its mean and its maximum.
+
+    As `worker.facts["staleness"]` it becomes a figure of the report.
+
+    Args:
+        counts: Each worker's updates by their staleness.
+    """
     together: Counter[int] = sum(counts, Counter())
     total = together.total() if together else 0
     return {

@@ -70,7 +70,8 @@ class WorkerView(Protocol):
 
     Attributes:
         config: The run's options: `config.workers`, `config.seed` and so on.
-        comm: The group of workers: `size`, `allreduce`, `broadcast`, `exchange`, `sum`, `gather`.
+        comm: The group of workers: `size`, `allreduce`, `broadcast`, `exchange`, `split`,
+            `sum`, `gather`.
         optimizer: The torch optimizer that `update` steps with.
         facts: What the strategy writes into the run's record, as JSON can hold it.
         state: What the strategy keeps from step to step; None when a run begins.
@@ -94,6 +95,9 @@ class WorkerView(Protocol):
     @property
     def params(self) -> Tensor:
         """The parameters, live: change them in place; shape (dim,)."""
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return each parameter's part of a vector such as `params`, by name, in its shape."""
 
     @property
     def lr(self) -> float:

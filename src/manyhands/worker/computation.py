@@ -6,11 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from manyhands.config.parse import Slow
     from manyhands.data.worker_batch_plan import Shares
     from manyhands.model.early_gradients import EarlyGradients
@@ -52,10 +48,3 @@ class Computation:
         """
         parts = self.parts
         return None if parts is None else lambda step: parts(before + step)
-
-
-def shorten(gradient: Tensor, longest: float | None) -> None:
-    """Scale `gradient` down to the length `longest`, in place; shape (dim,)."""
-    if longest is not None:
-        length = torch.linalg.vector_norm(gradient)
-        gradient.mul_(torch.clamp(longest / (length + 1e-6), max=1.0))

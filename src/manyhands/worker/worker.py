@@ -10,20 +10,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
+import torch
 
 from manyhands.config.strategy_class_rules import suggest_check
 from manyhands.data import Plan
 from manyhands.data.lazy_batches import Ahead, LazySplit
 from manyhands.data.prefetch import Prefetcher
 from manyhands.errors import DivergedError
+from manyhands.model.layers import view_parameters
 from manyhands.worker.clock import Clock, Epoch
-from manyhands.worker.computation import Computation, shorten
+from manyhands.worker.computation import Computation
+from manyhands.worker.facts import Facts
 from manyhands.worker.reporter import Reporter
 from manyhands.worker.slowdown import slowed
 from manyhands.worker.training_state import TrainingState
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
     from typing_extensions import Self
 
@@ -114,7 +116,7 @@ class Worker:
     clock: Clock = field(default_factory=Clock)
     reporter: Reporter = field(default_factory=Reporter)
     hooks: list[StepHook] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=Facts)
     state: Any = None
     number: int = -1
 
@@ -149,6 +151,10 @@ class Worker:
     def params(self) -> Tensor:
         """The parameters, live; shape (dim,)."""
         return self.replica.params
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return each parameter's part of a vector such as `params`, by name, in its shape."""
+        return view_parameters(vector, self.replica.named)
 
     def hook(self, kind: type[H]) -> H | None:
         """Return the hook of that type, if there is one."""
@@ -284,11 +290,17 @@ class Worker:
         own = self.replica.grad
         if gradient is not own and gradient.data_ptr() != own.data_ptr():
             own.copy_(gradient)
-        shorten(own, self.config.clip_norm)
+        self.shorten(own)
         rate, graphs = self.computation.rate, self.computation.graphs
         if rate:
             rate.set(self.optimizer, self.training.step)
         (graphs.update if graphs else self.optimizer.step)()
+
+    def shorten(self, gradient: Tensor) -> None:
+        """Scale `gradient` down to the run's `clip_norm`, in place; `update` does so itself."""
+        if (longest := self.config.clip_norm) is not None:
+            length = torch.linalg.vector_norm(gradient)
+            gradient.mul_(torch.clamp(longest / (length + 1e-6), max=1.0))
 
     def settle(self) -> None:
         """Wait for the GPU, where there is one, and note what its steps gave since the last time.

@@ -1,12 +1,14 @@
 """The option `allreduce` names one of ours or a user's function."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 import manyhands as mh
 from manyhands.allreduce import ALGORITHMS
 from manyhands.comm.own_allreduce_call import check_signature
-from manyhands.config.all_reduces import ALL_REDUCES, is_own
+from manyhands.config.all_reduces import ALL_REDUCES, all_reduce_option, is_own
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.training import own_allreduce_option
@@ -28,6 +30,15 @@ def test_any_strategy_with_the_option_takes_a_users_function(strategy):
     assert config.strategy.allreduce == "mine.py:ring"
     with pytest.raises(ConfigError, match=r"allreduce is 'rign'.*Did you mean 'ring'"):
         configure({"strategy": strategy, "allreduce": "rign"})
+
+
+def test_a_misspelt_all_reduce_of_your_own_strategy_is_refused_by_its_field():
+    @dataclass(frozen=True)
+    class Own(mh.Sequential):
+        summing: str = all_reduce_option("gradients are")
+
+    with pytest.raises(ConfigError, match=r"^summing is 'rign'.*Did you mean 'ring'"):
+        configure({"strategy": Own(summing="rign")})
 
 
 def test_a_function_gets_a_name_for_the_record():

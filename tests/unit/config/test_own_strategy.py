@@ -26,6 +26,7 @@ from manyhands.experiments.sweep.experiment_definition import read
 from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.training import own_allreduce_option
 from manyhands.training.process import split_check
+from manyhands.validate import Range
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples/strategies").glob("*.py"))
 RINGS = sorted((Path(__file__).parents[3] / "examples/allreduces").glob("*.py"))
@@ -169,6 +170,21 @@ def test_values_are_checked_in_keywords_and_in_objects(written, value):
     kind = find_strategy(place)
     with pytest.raises(mh.ConfigError, match="pull is"):
         configure({"strategy": kind(pull=value)})
+
+
+def test_its_lr_scaling_is_that_of_sgd_s_default_rate_only(written):
+    place = written('    lr_scaling = "inverse"\n')
+    assert configure({"strategy": place}).lr_scaling == "inverse"
+    assert configure({"strategy": place, "lr_scaling": "none"}).lr_scaling == "none"
+    for given in ({"lr": 0.1}, {"optimizer": "adam"}):
+        assert configure({"strategy": place, **given}).lr_scaling == "none"
+
+
+def test_the_ends_of_a_range_are_inside_unless_it_excludes_them():
+    for end in (0.0, 1.0):
+        Range(0.0, 1.0, whole=False).check("pull", end)
+        with pytest.raises(mh.ConfigError):
+            Range(0.0, 1.0, whole=False, above=True, below=True).check("pull", end)
 
 
 def test_an_option_of_another_strategy_s_name_keeps_both_meanings(written):

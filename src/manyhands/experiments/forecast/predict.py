@@ -73,11 +73,14 @@ class Prediction:
         printed = presentation.describe_error(
             self.doubt, self.case.known.most, self.rows, network=network
         )
-        bounds = [row for row in self.best_of_each() if row["bound"]]
-        return [
-            *printed,
-            *presentation.describe_best(self.best, self.best_fresh, self.case.batch_size, bounds),
-        ]
+        named = presentation.describe_best(
+            self.best,
+            self.best_fresh,
+            self.case.batch_size,
+            self.best_of_each(),
+            disturbed=self.doubt.disturbed,
+        )
+        return [*printed, *named]
 
     def best_of_each(self) -> list[Mapping[str, Any]]:
         """Return the best row of each strategy, the fastest first."""
@@ -316,9 +319,12 @@ def choose_workers(
     if chosen is None:
         raise ConfigError(f"workers is 'auto', but {missing[0]}; give a number")
     many = f"{chosen['workers']} worker{'s' if chosen['workers'] > 1 else ''}"
-    for warning in presentation.describe_disturbance(estimate_uncertainty(known), predicted):
+    doubt = estimate_uncertainty(known)
+    for warning in presentation.describe_disturbance(doubt, predicted):
         say(warning)
-    say(f"{many}: {chosen['speedup']:.2f} times the sequential strategy is expected")
+    objections = presentation.find_objections(chosen, disturbed=doubt.disturbed)
+    unsupported = f", which is not supported: {'; '.join(objections)}" if objections else ""
+    say(f"{many}: {chosen['speedup']:.2f} times the sequential strategy is expected{unsupported}")
     return int(chosen["workers"])
 
 

@@ -71,9 +71,9 @@ def describe_disturbance(doubt: Uncertainty, rows: Sequence[Row]) -> list[str]:
             f"Other programs had a worker's core for up to {100 * doubt.without_core:.0f} % of a "
             "measurement; measure again on a quiet machine"
         )
-    ratios = [(row["speedup"] / row["processes"], row) for row in rows if not row["bound"]]
-    ratio, row = max(ratios, key=lambda pair: pair[0], default=(0.0, None))
-    if row is not None and ratio >= IMPOSSIBLE:
+    possible = [row for row in rows if not row["bound"]]
+    row = max(possible, key=_share_of_possible, default=None)
+    if row is not None and _share_of_possible(row) >= IMPOSSIBLE:
         lines.append(
             f"warning: {_name(row)} would be {_format_times(row['speedup'])} times as fast as the "
             f"sequential, more than {_count(row['processes'], 'process', 'es')} can give. "
@@ -83,8 +83,41 @@ def describe_disturbance(doubt: Uncertainty, rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def find_objections(row: Row, others: Sequence[Row] = (), *, disturbed: bool) -> list[str]:
+    """Return why the measurements do not support that a row is the best; [] where they do.
+
+    Args:
+        row: The fastest row.
+        others: The fastest of each strategy; a stale one is no rival of a row that is not.
+        disturbed: Whether other programs had the cores while it was measured.
+    """
+    found = []
+    if _share_of_possible(row) >= IMPOSSIBLE:
+        found.append("such a speed-up is impossible")
+    if disturbed:
+        found.append("the machine was busy while it was measured")
+    if row["workers"] > 1 and row["low"] <= 1:
+        found.append("within the error it may be no faster than one worker")
+    rivals = [
+        r for r in others if r["workers"] > 1 and not r["bound"] and r["label"] != row["label"]
+    ]
+    if close := [r for r in rivals if r["high"] >= row["low"] and _is_stale(r) <= _is_stale(row)]:
+        rest = f" and {_count(len(close) - 1, 'other')}" if len(close) > 1 else ""
+        found.append(f"within the error {_name(close[0])}{rest} may be as fast")
+    return found
+
+
+def _share_of_possible(row: Row) -> float:
+    return float(row["speedup"] / row["processes"])
+
+
 def describe_best(
-    top: Row | None, fresh: Row | None, batch_size: int, bounds: Sequence[Row] = ()
+    top: Row | None,
+    fresh: Row | None,
+    batch_size: int,
+    others: Sequence[Row] = (),
+    *,
+    disturbed: bool = False,
 ) -> list[str]:
     """Return which row is the best, what speaks against it, and which faster rows it skips.
 
@@ -92,23 +125,29 @@ def describe_best(
         top: The fastest row.
         fresh: The fastest without stale gradients.
         batch_size: What was asked for.
-        bounds: The fastest row of each strategy that has only an upper bound.
+        others: The fastest row of each strategy.
+        disturbed: Whether other programs had the cores while it was measured.
     """
+    bounds = [row for row in others if row["bound"]]
     if top is None:
         return []
     if top["bound"]:
-        return [f"no forecast; the highest upper bound: {_describe_row(top, batch_size)}"]
+        return [f"no forecast; the {_describe_row('highest upper bound', top, batch_size)}"]
     if not _is_stale(top):
-        return [f"best: {_describe_row(top, batch_size)}", *_describe_skipped(bounds, top)]
-    old = round(top["staleness"])
+        objections = find_objections(top, others, disturbed=disturbed)
+        named = _describe_row("best", top, batch_size, objections)
+        return [named, *_describe_skipped(bounds, top)]
+    old, against = round(top["staleness"]), find_objections(top, others, disturbed=disturbed)
     cost = "it may diverge" if old >= DIVERGING else "updates are worth less; how much is unknown"
     lines = [
-        f"fastest: {_describe_row(top, batch_size)}; but a gradient would be {old:,} "
+        f"{_describe_row('fastest', top, batch_size, against)}; but a gradient would be {old:,} "
         f"update{'s' if old > 1 else ''} old on average: {cost}"
     ]
     if fresh is not None:
         kind = "highest upper bound" if fresh["bound"] else "best"
-        lines.append(f"{kind} without stale gradients: {_describe_row(fresh, batch_size)}")
+        against = [] if fresh["bound"] else find_objections(fresh, others, disturbed=disturbed)
+        kind += " without stale gradients"
+        lines.append(_describe_row(kind, fresh, batch_size, against))
     return [*lines, *_describe_skipped(bounds, fresh or top)]
 
 
@@ -129,14 +168,14 @@ def _is_stale(row: Row) -> bool:
     return (row["staleness"] or 0.0) >= STALE
 
 
-def _describe_row(row: Row, batch_size: int) -> str:
-    text = f"{_name(row)}, {_format_times(row['speedup'])} times the sequential"
+def _describe_row(kind: str, row: Row, batch_size: int, objections: Sequence[str] = ()) -> str:
+    if objections and kind.startswith("best"):
+        kind = f"no supported {kind}; the fastest"
+    text = f"{kind}: {_name(row)}, {_format_times(row['speedup'])} times the sequential"
     text += f" ({format_range(row)}{', extrapolated' if row['extrapolated'] else ''})"
     if row["grown"]:
         text += f", with {row['update']:,} examples behind an update instead of {batch_size:,}"
-    if row["workers"] > 1 and row["low"] <= 1:
-        text += "; within the error it may be no faster than one worker"
-    return text
+    return "; ".join([text, *objections])
 
 
 def _name(row: Row) -> str:

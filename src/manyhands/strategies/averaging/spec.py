@@ -116,7 +116,7 @@ class AveragingSpec(StrategySpec):
         """Refuse unknown values, options that would be ignored, and what cannot work."""
         validate.one_of(get_args(Unit), period_unit=self.period_unit)
         validate.one_of(get_args(Fate), average_optimizer=self.average_optimizer)
-        check_allreduce(self.allreduce)
+        check_allreduce(self)
         validate.one_of(get_args(Kind), outer_optimizer=self.outer_optimizer)
         validate.one_of(get_args(Precision), outer_precision=self.outer_precision)
         self._check_period()

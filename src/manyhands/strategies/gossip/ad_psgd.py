@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.comm.messages import Messages, Parcel
 from manyhands.data.shuffle import draws
-from manyhands.strategies import staleness
 from manyhands.strategies.gossip.consensus import record_mean
 from manyhands.strategies.gossip.responder import AVERAGE, DONE, OVER, Responder
+from manyhands.strategies.staleness import describe_staleness
 from manyhands.worker.evaluation_gate import MessageGate
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run(worker: Worker, graph: Graph) -> None:
     facts = worker.comm.gather(train(worker, graph))
     counts = [Counter(dict(each.pop("taus"))) for each in facts]
     worker.facts |= {name: [each[name] for each in facts] for name in facts[0]}
-    worker.facts["staleness"] = staleness.describe(counts)
+    worker.facts["staleness"] = describe_staleness(counts)
     worker.params.copy_(record_mean(worker))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from manyhands.config.declare import option
 from manyhands.config.optimizers import SGD, Adam, AdamW
-from manyhands.strategies import staleness
+from manyhands.strategies.staleness import describe_staleness
 from manyhands.strategies.strategy import Scaling, Strategy, Supports
 from manyhands.worker.abilities import Asynchronous
 
@@ -97,7 +97,7 @@ class Hogwild(Strategy, Asynchronous):
                 shared.examples[worker.rank] += batch.examples
         shared.barrier.leave()
         counts = worker.comm.gather(sorted(taus.items()))
-        worker.facts["staleness"] = staleness.describe(Counter(dict(each)) for each in counts)
+        worker.facts["staleness"] = describe_staleness(Counter(dict(each)) for each in counts)
         shared.release()
 
     def consensus(self, worker: Worker) -> Tensor:

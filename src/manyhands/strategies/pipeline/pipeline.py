@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import COUNT, PROCESSES, check_declared, option
+from manyhands.config.declare import check_declared, option
 from manyhands.strategies.pipeline.schedule import Kind
 from manyhands.strategies.pipeline.spec import PipelineSpec, Transport
 from manyhands.strategies.strategy import Strategy
+from manyhands.validate import whole
 from manyhands.worker.abilities import SplitsModel
 
 if TYPE_CHECKING:
@@ -49,14 +50,14 @@ class Pipeline(PipelineSpec, Strategy, SplitsModel):
     """
 
     name: ClassVar[str] = "pipeline"
-    stages: int = option(2, "number of parts that the model is cut into", PROCESSES)
+    stages: int = option(2, "number of parts that the model is cut into", whole(1, 65_536))
     cut: str | None = option(
         None,
         "layers that begin a new stage (fc1, or conv2,fc1), or what to balance: time, parameters; "
         "by default convolutions | fully connected, otherwise time",
     )
     micro_batches: int | None = option(
-        None, "parts that a batch is split into; by default 4 with MPI", COUNT
+        None, "parts that a batch is split into; by default 4 with MPI", whole(1, 2**31 - 1)
     )
     order: Kind | None = option(
         None, "gpipe: all forward passes first; 1f1b (default): backward as soon as possible"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import PROCESSES, Tags, check_declared, option
+from manyhands.config.declare import Tags, check_declared, option
 from manyhands.strategies.server.ownership import owned_spans, restrict_optimizer
 from manyhands.strategies.server.snapshot import SnapshotCheckpoints
 from manyhands.strategies.server.spec import ServerSpec
@@ -63,7 +63,7 @@ class Server(ServerSpec, Strategy, SnapshotCheckpoints, TakeoverRecovery):
     masters: int = option(
         1,
         "extra processes that own the layers",
-        PROCESSES,
+        whole(1, 65_536),
         tags=Tags(decides_pace=True),
     )
     staleness: int | None = option(
@@ -99,14 +99,13 @@ class Server(ServerSpec, Strategy, SnapshotCheckpoints, TakeoverRecovery):
 
     def _work(self, worker: Worker) -> None:
         from manyhands.strategies.server.link import WorkerLink
-        from manyhands.worker.computation import shorten
 
         link = WorkerLink(worker, self, owned_spans(worker, self.masters))
         for batch in worker.batches():
             if link.owed and not self.prefetch:  # a resumed run: the answer to its last push
                 link.pull()
             g, read = worker.gradient(batch), link.versions
-            shorten(g, worker.config.clip_norm)
+            worker.shorten(g)
             with worker.exchanging():
                 if link.owed:  # prefetch: the answer to the push before
                     link.pull()

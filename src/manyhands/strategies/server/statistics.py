@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from manyhands.strategies import staleness
+from manyhands.strategies.staleness import describe_staleness
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Statistics:
                 "mean": sum(n * times for n, times in self.queues.items()) / looks,
                 "max": max(self.queues),
             },
-            "staleness": staleness.describe([self.stale]),
+            "staleness": describe_staleness([self.stale]),
         }
 
 
@@ -65,7 +65,7 @@ def merge(facts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
         for each in masters
     ]
     return {
-        "staleness": staleness.describe(counts),
+        "staleness": describe_staleness(counts),
         "lead": max(each["lead"] for each in masters),
         "masters": masters,
     }

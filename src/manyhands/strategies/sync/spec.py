@@ -25,6 +25,7 @@ _EXACT = Supports(
     join=True,
 )
 _COMPRESSED = replace(_EXACT, equals_one=False, cuda=False)
+_OVERLAPPED = replace(_EXACT, outlives=False, cuda=False, private=False)
 
 
 class SyncSpec(StrategySpec):
@@ -36,7 +37,9 @@ class SyncSpec(StrategySpec):
 
     @property
     def supports(self) -> Supports:
-        """What it can do: with compression, only on CPUs, and P workers differ from one."""
+        """What it can do: less with compression, and with exchanges during backward."""
+        if self.overlap:
+            return _OVERLAPPED
         return _EXACT if self.compress == "none" else _COMPRESSED
 
     @property
@@ -46,7 +49,7 @@ class SyncSpec(StrategySpec):
 
     def check_options(self) -> None:
         """Refuse an unknown all-reduce or compression, and an all-reduce that is not used."""
-        check_allreduce(self.allreduce)
+        check_allreduce(self)
         kind, _ = parse_compress(self.compress)
         if kind not in ("none", "powersgd") and self.allreduce != "auto":
             raise ConfigError(

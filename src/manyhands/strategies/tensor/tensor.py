@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.config.all_reduces import all_reduce_option, check_allreduce
-from manyhands.config.declare import PROCESSES, check_declared, option
+from manyhands.config.all_reduces import all_reduce_option
+from manyhands.config.declare import check_declared, option
 from manyhands.strategies.strategy import Strategy
 from manyhands.strategies.tensor.spec import TensorSpec
+from manyhands.validate import whole
 from manyhands.worker.abilities import SplitsModel
 
 if TYPE_CHECKING:
@@ -49,21 +50,20 @@ class TensorParallel(TensorSpec, Strategy, SplitsModel):
     """
 
     name: ClassVar[str] = "tensor"
-    slices: int = option(2, "processes that hold a slice of every fully connected layer", PROCESSES)
+    slices: int = option(
+        2, "processes that hold a slice of every fully connected layer", whole(1, 65_536)
+    )
     allreduce: str = all_reduce_option("gradients are")
 
     def __post_init__(self) -> None:
         check_declared(self)
-        check_allreduce(self.allreduce)
 
     def part(
         self, whole: Replica, batch: tuple[Tensor, Tensor], group: Communicator, workers: int
     ) -> Replica:
         """Keep this process's slices. Collective."""
-        from manyhands.comm.mpi import MPICommunicator
         from manyhands.strategies.tensor.slicing import Slice, Team
 
-        assert isinstance(group, MPICommunicator), "torch.distributed is refused"
         team = Team(group.split(group.rank % workers), self.allreduce)
         mine = Slice(whole, team, whole.reached(*batch))
         with group.meter.off():
@@ -72,9 +72,6 @@ class TensorParallel(TensorSpec, Strategy, SplitsModel):
 
     def run(self, worker: Worker) -> None:
         """Train: the team computes one gradient together; the teams sum theirs."""
-        from manyhands.comm.mpi import MPICommunicator
-
-        assert isinstance(worker.comm, MPICommunicator)
         mine, workers = _slice(worker), worker.config.workers
         index, member = divmod(worker.rank, workers)
         twins = worker.comm.split(index) if workers > 1 else None

@@ -24,6 +24,7 @@ from manyhands.strategies.strategy import consensus_of
 from manyhands.training.process import measurements
 from manyhands.training.process.objective import loss_name
 from manyhands.worker.clock import mean
+from manyhands.worker.facts import check_facts
 from manyhands.worker.stopping import REACHED
 
 STEPS = "steps.jsonl"
@@ -56,6 +57,7 @@ def write_record(
         numbers = [w["rank"] for w in workers[: worker.config.workers]]
         merged["epochs"] = _epochs(worker, numbers, seen[: worker.config.workers])
         merged["evaluations"] = _moments(worker, merged["epochs"][-1])
+        check_facts(config.strategy, worker.facts)
         merged["strategy"] = worker.facts
         merged["partition"] = worker.plan.describe(
             worker.training.epochs[-1].epoch,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from manyhands.config.declare import NON_NEGATIVE, POSITIVE
 from manyhands.errors import ConfigError
 from manyhands.model.early_gradients import EarlyGradients
+from manyhands.model.layers import view_parameters
 from manyhands.model.replica import Replica
 from manyhands.strategies.strategy import Strategy, consensus_of, strategy_of
 from manyhands.training.process.same_model_check import check_same_model
@@ -57,7 +58,7 @@ class UserLoop:
         self._home = self.replica.params
         self._clear()
         self._sent = self._home.new_zeros(self.replica.dim + len(self.replica.named))
-        self._grads = _views(self._sent, self.replica)
+        self._grads = list(self.views(self._sent).values())
         _broadcast_state(module, self._home, optimizer, group)
         strategy_of(config).begin(self)
 
@@ -70,6 +71,10 @@ class UserLoop:
     def params(self) -> Tensor:
         """The parameters, live; shape (dim,)."""
         return self._home
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return each parameter's part of a vector such as `params`, by name, in its shape."""
+        return view_parameters(vector, self.replica.named)
 
     @property
     def lr(self) -> float:
@@ -235,13 +240,6 @@ class UserLoop:
 
 def _no_loss(output: Tensor, target: Tensor) -> Tensor:
     raise AssertionError("the loss is the user's loop's")
-
-
-def _views(vector: Tensor, replica: Replica) -> list[Tensor]:
-    """Return views of a vector in the shapes of the parameters."""
-    counts = [p.numel() for _, p in replica.named]
-    parts = torch.split(vector[: replica.dim], counts)
-    return [part.view(p.shape) for part, (_, p) in zip(parts, replica.named, strict=True)]
 
 
 def _check_same(

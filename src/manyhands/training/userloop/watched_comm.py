@@ -52,7 +52,7 @@ class WatchedComm:
         self.sum, self.maximum = self._watched(group.sum), self._watched(group.maximum)
         self.gather, self.barrier = self._watched(group.gather), self._watched(group.barrier)
         self.lost, self.release, self.abort = group.lost, group.release, group.abort
-        self.progress = group.progress
+        self.progress, self.split = group.progress, group.split
         self._steps = 0
         self._watchdog: HostWatchdog | None = None
         free = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL

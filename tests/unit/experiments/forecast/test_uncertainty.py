@@ -127,8 +127,41 @@ def test_a_winner_with_stale_gradients_is_not_crowned():
 def test_a_winner_that_may_be_no_faster_is_said_to_be_so():
     rows, _ = strategy_models.rows([Sync()], case(known=known(held_out=(held(5.0),))), [1, 2])
     (said,) = presentation.describe_best(rows[1], rows[1], 128)
-    assert said.startswith("best: sync auto with 2 workers")
+    assert said.startswith("no supported best; the fastest: sync auto with 2 workers")
     assert "it may be no faster than one worker" in said
+
+
+def test_a_winner_that_cannot_be_is_not_crowned():
+    """One thread that was measured 43 times too slow makes the others look as fast as that."""
+    found = predict(
+        calibration=known(curves=(curve(1, slow=43.0), curve(2), curve(4))), workers=[2],
+        strategies=["sync"], allreduce="ring",
+    )  # fmt: skip
+    assert found.best["speedup"] > 2 * found.best["processes"]
+    assert not any(line.startswith("best:") for line in found.lines())
+    (said,) = [line for line in found.lines() if line.startswith("no supported best; the fastest")]
+    assert "such a speed-up is impossible" in said
+
+
+def test_a_winner_measured_on_a_busy_machine_is_not_crowned():
+    rows, _ = strategy_models.rows([Sync()], case(), [1, 2])
+    assert presentation.find_objections(rows[1], disturbed=False) == []
+    (reason,) = presentation.find_objections(rows[1], disturbed=True)
+    assert "busy" in reason
+
+
+def test_a_winner_within_the_error_of_another_is_not_crowned():
+    rows, _ = strategy_models.rows([Sync(allreduce="ring"), Sync()], case(), [4])
+    ahead, behind = (
+        row | {"speedup": pace, "low": pace / 1.2, "high": 1.2 * pace}
+        for row, pace in zip(rows, (3.0, 2.8), strict=True)
+    )
+    (said,) = presentation.describe_best(ahead, ahead, 128, [ahead, behind])
+    assert said.startswith("no supported best; the fastest: sync ring with 4 workers, 3.00 times")
+    assert said.endswith("within the error sync auto with 4 workers may be as fast")
+    apart = behind | {"high": 2.4}
+    (said,) = presentation.describe_best(ahead, ahead, 128, [ahead, apart])
+    assert said.startswith("best: sync ring with 4 workers")
 
 
 def test_what_is_only_bounded_is_not_the_best():

@@ -15,7 +15,7 @@ from manyhands.model.replica import Replica
 from manyhands.strategies.linear_partition import linear_partition
 from manyhands.strategies.server import link, master
 from manyhands.strategies.server.ssp_clock import SSPClock
-from manyhands.strategies.staleness import describe
+from manyhands.strategies.staleness import describe_staleness
 from manyhands.worker.computation import Computation
 from manyhands.worker.stopping import Aim
 from manyhands.worker.training_state import TrainingState
@@ -155,6 +155,6 @@ def test_a_schedule_and_staleness_multiply(one_master):
 def test_staleness_is_summed_up():
     from collections import Counter
 
-    found = describe([Counter({0: 2, 3: 1}), Counter({3: 1})])
+    found = describe_staleness([Counter({0: 2, 3: 1}), Counter({3: 1})])
     assert found == {"histogram": {"0": 2, "3": 2}, "mean": 1.5, "max": 3}
-    assert describe([]) == {"histogram": {}, "mean": 0.0, "max": 0}
+    assert describe_staleness([]) == {"histogram": {}, "mean": 0.0, "max": 0}
