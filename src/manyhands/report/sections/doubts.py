@@ -30,8 +30,8 @@ def _implausible(summary: Summary) -> Sentence:
     most = max(rows, key=lambda row: (row.against_reference or 0) / row.workers)
     return say(
         "{who} was {pace} as fast as its reference, more than {workers} can give. "
-        "Something slowed the reference. Such speed-ups are not shown. Repeat this with one thread "
-        "per worker (--threads) on a quiet machine.",
+        "Something slowed the reference. Such speed-ups are not shown. Repeat this on a quiet "
+        "machine, or with --threads 1, which leaves the baseline's threads out of the comparison.",
         who=facts.who(summary, most), workers=facts.workers(most),
         pace=facts.against_reference(most, "{:.3g} times".format),
     )  # fmt: skip
