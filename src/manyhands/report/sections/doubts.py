@@ -31,7 +31,8 @@ def _implausible(summary: Summary) -> Sentence:
     return say(
         "{who} was {pace} as fast as its reference, more than {workers} can give. "
         "Something slowed the reference. Such speed-ups are not shown. Repeat this on a quiet "
-        "machine, or with --threads 1, which leaves the baseline's threads out of the comparison.",
+        "machine, or with one thread per worker (--threads), which removes the comparison with "
+        "threads.",
         who=facts.who(summary, most), workers=facts.workers(most),
         pace=facts.against_reference(most, "{:.3g} times".format),
     )  # fmt: skip
