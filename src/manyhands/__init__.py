@@ -1,4 +1,4 @@
-"""Trains one PyTorch model with many workers, in every classic way of parallelising SGD."""
+"""Trains one PyTorch model with many workers, in seven classic ways of parallelising SGD."""
 
 # Imports nothing: until `__main__` handles it, Ctrl-C ends the command with Python's traceback.
 TYPE_CHECKING = False

@@ -37,6 +37,13 @@ def test_hosts_have_names_of_their_own_and_share_memory_only_within(tmp_path):
     assert (tmp_path / "run/rank-3.log").exists()
 
 
+def test_a_compressed_sum_with_several_workers_on_a_host_is_warned_of(tmp_path):
+    options = ["--compress", "bf16", "--max-steps", "2", "--output", tmp_path / "run"]
+    done = in_lab("train", *SMALL, *options, hosts=2, per_host=2)
+    assert done.returncode == 0, done.stderr
+    assert "compress 'bf16' does not sum within a host first" in done.stderr
+
+
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_the_end_is_that_of_one_host(tmp_path, mpi):
     options = ["--dtype", "float64", "--mpi", mpi]

@@ -23,7 +23,7 @@ from manyhands.launch.signals import SignalReceived
 
 app = App(
     name="manyhands",
-    help="Train one PyTorch model with many workers, in every classic way of parallelising SGD.",
+    help="Train one PyTorch model with many workers, in seven classic ways of parallelising SGD.",
     version=__version__,
     help_format=FORMAT,
     suppress_keyboard_interrupt=False,  # what a stopped run has to say would be lost

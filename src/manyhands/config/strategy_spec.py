@@ -151,6 +151,10 @@ class StrategySpec:
     def check_join(self) -> None:
         """Refuse options with which a user's own loop cannot drive it."""
 
+    def warning(self, hosts: Sequence[str]) -> str:
+        """Return a warning of these options where worker k runs on `hosts[k]`; "" without one."""
+        return ""
+
     def processes(self, workers: int) -> int:
         """Return how many processes take part: by rank, the workers first, then what is beside."""
         return workers

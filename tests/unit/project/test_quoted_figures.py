@@ -209,3 +209,11 @@ def test_the_report_that_readme_shows_is_of_an_undisturbed_measurement() -> None
     words = " ".join(answer(found))
     assert "disturbed" not in words
     assert " is fastest: " in words
+
+
+def test_the_first_run_shows_what_that_report_says_first() -> None:
+    page = (DOCS / "tutorials" / "first-run.md").read_text(encoding="utf-8")
+    said = [str(sentence).replace("\u202f", " ") for sentence in answer(_summary([
+        committed_records.packed("server-cnn")
+    ]))]  # fmt: skip
+    assert "\n".join(said) in page

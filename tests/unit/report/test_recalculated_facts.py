@@ -146,6 +146,21 @@ def test_every_fact_of_a_generated_report_is_that_of_its_records(runs: list[Any]
     assert check(contents(found, charts(found)), raw_of(found, runs)) > 0
 
 
+def test_every_fact_of_equal_steps_of_unequal_work_is_that_of_their_records() -> None:
+    """`max_steps` ended them: a step of the server is a batch, one of sync a share of it."""
+    cases = (("sequential", 1, 1), ("sync", 2, 1), ("server", 2, 2), ("server", 4, 4))
+    runs = []
+    for repeat in range(3):
+        for name, workers, batches in cases:
+            more = {"masters": 1} if name == "server" else {}
+            run = records.record(name, workers, repeat=repeat, cores=16, max_steps=300, **more)
+            run["result"]["examples"] = 38_400 * batches
+            runs.append(run)
+    found = summary(*runs)
+    assert all(row.uneven for row in found.rows)
+    assert check(contents(found, charts(found)), raw_of(found, runs)) > 0
+
+
 def test_every_fact_of_private_runs_is_that_of_their_records() -> None:
     pytest.importorskip("dp_accounting")
     runs = [

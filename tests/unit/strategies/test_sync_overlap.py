@@ -138,6 +138,33 @@ def test_what_overlap_cannot_work_with_is_refused(given, message):
         configure({"strategy": "sync", "workers": 2, "overlap": True, **given})
 
 
+@pytest.mark.parametrize(
+    ("given", "hosts", "warned"),
+    [
+        ({"overlap": True}, "aabb", True),
+        ({"compress": "topk:0.01"}, "aab", True),
+        ({"compress": "powersgd:4"}, "aabb", False),
+        ({}, "aabb", False),
+        ({"overlap": True}, "abcd", False),
+        ({"compress": "int8"}, "aaaa", False),
+    ],
+)
+def test_a_sum_that_leaves_each_worker_of_a_host_alone_is_warned_of(given, hosts, warned):
+    said = mh.Sync(**given).warning(hosts)
+    assert bool(said) == warned
+    if warned:
+        assert "2 workers of a host" in said
+        assert next(iter(given)) in said
+
+
+def test_your_own_loop_logs_the_warning(monkeypatch, caplog):
+    monkeypatch.setattr(mh.Sync, "warning", lambda self, hosts: f"seen {len(hosts)}")
+    model = nn.Linear(2, 1)
+    with mh.join(model, torch.optim.SGD(model.parameters(), 0.1)):
+        pass
+    assert "warning: seen 1" in caplog.text
+
+
 def test_an_option_of_two_strategies_is_in_an_id_as_each_of_them_says():
     overlap = options()["overlap"]
     assert set(overlap.owners) == {"sync", "gossip"}

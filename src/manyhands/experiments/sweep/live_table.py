@@ -123,18 +123,24 @@ class LiveTable:
         )
 
     def speedup(self, run: PlannedRun) -> float | None:
-        """Return how much faster the run's case is than its baseline; in weak scaling, by rate.
+        """Return how much faster the run's case is than its baseline; for unequal work, by rate.
 
         None also where it is more than so many workers can give: the report does not show it.
         """
         if run.baseline is None:
             return None
-        key = "examples_per_second" if self.scaling == "weak" else "seconds"
+        by_rate = self._by_rate
+        key = "examples_per_second" if by_rate else "seconds"
         own, base = self._median(run.case, key), self._median(run.baseline, key)
         if not own or not base:
             return None
-        found = own / base if self.scaling == "weak" else base / own
+        found = own / base if by_rate else base / own
         return found if found < IMPOSSIBLE * (run.config.get("workers") or 1) else None
+
+    @property
+    def _by_rate(self) -> bool:
+        """Whether runs may do unequal work: `max_steps` counts the steps of each worker."""
+        return self.scaling == "weak" or any(r.config.get("max_steps") for r in self.schedule.runs)
 
     def _results(self, case: str) -> list[Mapping[str, Any]]:
         ended = [
@@ -157,13 +163,13 @@ class LiveTable:
     def leading(self) -> Score | None:
         """Return the fastest case that is about as accurate as the best so far; None of one case.
 
-        That is how the report chooses; without accuracies it is the fastest. In weak scaling, where
-        more workers do more, none leads by its time; nor when all runs have ended, since then the
+        That is how the report chooses; without accuracies it is the fastest. For unequal work none
+        leads by its time; nor when all runs have ended, since then the
         report says what is best.
         """
         scores = [s for s in self.scores() if s.seconds is not None]
         ended = len(self.records) == len(self.schedule.runs)
-        if len(scores) < 2 or self.scaling == "weak" or ended:
+        if len(scores) < 2 or self._by_rate or ended:
             return None
         known = [s.accuracy for s in scores if s.accuracy is not None]
         fair = [

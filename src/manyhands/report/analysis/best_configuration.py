@@ -31,8 +31,9 @@ def choose(everything: Sequence[Row], scaling: str, target: float | None) -> Cho
             rule = "the shortest median time to the target among those that always reached it"
         leader = min(arrived, key=lambda row: row.to_target or math.inf)
         return _choice(leader, rule, "seconds to target", "", arrived, rows)
-    fair, among = _fair(rows)
-    if scaling == "weak":
+    uneven = any(row.uneven for row in rows)  # then accuracies do not compare
+    fair, among = (rows, "") if uneven else _fair(rows)
+    if scaling == "weak" or uneven:
         leader = max(fair, key=lambda r: r.rate or 0)
         rule = f"the most examples per second{among}"
         return _choice(leader, rule, "examples per second", among, fair, rows)

@@ -113,10 +113,9 @@ def speedup(row: Row, form: Callable[[float], str] = times) -> Sentence:
 def against_reference(row: Row, form: Callable[[float], str] = "{:.3g}".format) -> Sentence:
     """State how many times as fast a configuration is as its reference, plausible or not."""
     assert row.ranged_speedup is not None
-    weak = row.scaling == "weak"
     return ranged(
-        "examples per second" if weak else "seconds", row.ranged_speedup, row.runs, row.reference,
-        form, how="multiple" if weak else "ratio",
+        "examples per second" if row.by_rate else "seconds", row.ranged_speedup, row.runs,
+        row.reference, form, how="multiple" if row.by_rate else "ratio",
     )  # fmt: skip
 
 
@@ -166,7 +165,7 @@ def excess(what: str, row: Row, other: Row, form: Callable[[float], str]) -> Fac
 def efficiency(row: Row) -> Fact:
     """State the speed-up per process."""
     assert row.efficiency is not None
-    what = "efficiency by examples per second" if row.scaling == "weak" else "efficiency"
+    what = "efficiency by examples per second" if row.by_rate else "efficiency"
     return fact(
         what, row.efficiency, how="derived", runs=row.runs, against=row.reference,
         text=percent(row.efficiency),

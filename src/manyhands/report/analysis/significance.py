@@ -112,7 +112,7 @@ class Verdict:
             return say(", and {repeats} that are all alike say nothing of chance", repeats=repeats)
         if self.large:
             return say(" ({p}: {some} are too few to tell)", p=self.stated(), some=repeats)
-        return say(" ({p}: {some} do not rule out chance)", p=self.stated(), some=repeats)
+        return say(" (may be chance: {some}, {p})", p=self.stated(), some=repeats)
 
     def brief(self) -> Sentence:
         """Return the same in brackets, for lists of comparisons."""
@@ -269,5 +269,5 @@ def enough(one: Row, other: Row, found: Verdict) -> int | None:
 
 def slower(row: Row, least: Row, group: Sequence[Row]) -> bool:
     """Say whether a test tells a configuration from the fastest of its group."""
-    measure = "examples per second" if row.scaling == "weak" else "seconds"
+    measure = "examples per second" if row.by_rate else "seconds"
     return compare(row, least, measure, pairs(len(group))).apart

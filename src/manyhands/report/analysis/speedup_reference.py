@@ -79,11 +79,11 @@ def _likeness(row: Row, other: Row) -> tuple[bool, int]:
 
 
 def _ratio(base: Row | None, row: Row) -> Spread | None:
-    """Return how much faster `row` is: in time, or in examples per second where the work grew."""
+    """Return how much faster `row` is: in time; where the work differs, in examples per second."""
     if base is None or base.seconds is None or row.seconds is None or row.seconds.median <= 0:
         return None
     if row.overran or base.overran or any(run.profiled for run in (*row.runs, *base.runs)):
         return None
-    if row.scaling == "weak":
+    if row.by_rate:
         return ratio("examples per second", row.runs, base.runs)
     return ratio("seconds", base.runs, row.runs)

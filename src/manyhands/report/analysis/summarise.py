@@ -31,6 +31,7 @@ def summarise(loaded: Loaded) -> Summary:
     ]
     by_workers = arranged.x == "workers"
     rows = [replace(row, scaling=_scaling(row.group.source, rows, by_workers)) for row in rows]
+    rows = [replace(row, uneven=_uneven(row, rows)) for row in rows]
     rows = with_unlearned(rows)
     metrics = {run.metric for row in rows for run in row.runs}
     metric = metrics.pop() if len(metrics) == 1 else ""
@@ -158,6 +159,19 @@ def _scaling(source: str, everything: Sequence[Row], by_workers: bool) -> str:
     return "weak" if known and all(known) else "strong"
 
 
+def _uneven(row: Row, rows: Sequence[Row]) -> bool:
+    """Say whether `max_steps` ended runs after different numbers of examples.
+
+    A step of `server` or `hogwild` is a batch, and one of `sync` a share of it.
+    """
+    source, most = row.group.source, row.runs[0].config.get("max_steps")
+    if not most:
+        return False
+    like = [r for r in rows if r.group.source == source]
+    capped = [run for r in like for run in r.runs if run.config.get("max_steps") == most]
+    return not _same_examples(capped)
+
+
 def _common(rows: Sequence[Row]) -> str:
     return "weak" if {row.scaling for row in rows} == {"weak"} else "strong"
 
@@ -230,9 +244,13 @@ def _first(run: Run, target: float, given: bool) -> float | None:
 
 def _same_work(runs: Sequence[Run]) -> bool:
     """Say whether all runs trained on as many examples, in updates of as many."""
-    examples = [run.examples for run in runs if run.examples]
     updates = {run.update for run in runs if run.update}
-    return len(updates) < 2 and (not examples or max(examples) <= 1.05 * min(examples))
+    return len(updates) < 2 and _same_examples(runs)
+
+
+def _same_examples(runs: Sequence[Run]) -> bool:
+    examples = [run.examples for run in runs if run.examples]
+    return not examples or max(examples) <= 1.05 * min(examples)
 
 
 def _fit(rows: Sequence[Row]) -> Fit | None:

@@ -40,6 +40,7 @@ class Row:
     messages: float | None
     shares: Mapping[str, float]
     scaling: str = "strong"
+    uneven: bool = False  # as many steps as others, but not as many examples
     against_sequential: Spread | None = None  # the speed-up
     against_own: Spread | None = None  # against the same strategy with one worker
     by_own: bool = False  # show the speed-up against the group's own run with one worker
@@ -56,6 +57,11 @@ class Row:
     def label(self) -> str:
         """The group's label."""
         return self.group.label
+
+    @property
+    def by_rate(self) -> bool:
+        """Whether examples per second are compared, since seconds are of unequal work."""
+        return self.scaling == "weak" or self.uneven
 
     @property
     def collapsed(self) -> bool:

@@ -59,7 +59,7 @@ def why_not_more(row: Row, following: Row) -> Sentence:
 
 def _explains(row: Row, following: Row) -> bool:
     """Say whether communication and waiting grew by most of the time that the workers lost."""
-    if row.seconds is None or following.seconds is None or row.scaling == "weak":
+    if row.seconds is None or following.seconds is None or row.by_rate:
         return False
     ideal = row.seconds.median * row.workers / following.workers
     before, after = (

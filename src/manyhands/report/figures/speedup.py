@@ -60,8 +60,8 @@ def comment_places(summary: Summary) -> list[Sentence]:
 
 def baseline(summary: Summary) -> Sentence:
     """Say what speed-up is measured against."""
-    kinds = {"weak": "examples per second", "strong": "training time"}
-    what = listed([kinds[k] for k in sorted({row.scaling for row in summary.rows})])
+    kinds = {False: "training time", True: "examples per second"}
+    what = listed([kinds[k] for k in sorted({row.by_rate for row in summary.rows})])
     shown = [row for row in summary.rows if row.shown_speedup is not None]
     own = [row for row in shown if row.by_own]
     if shown and not own:

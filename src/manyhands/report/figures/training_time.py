@@ -27,7 +27,7 @@ def _turning(summary: Summary) -> Sentence:
     states = []
     for group in summary.groups:
         rows = [row for row in summary.of(group) if row.seconds and not row.overran]
-        if not rows or len({row.computer for row in rows}) > 1 or rows[0].scaling == "weak":
+        if not rows or len({row.computer for row in rows}) > 1 or rows[0].by_rate:
             continue
         least = min(rows, key=_median)
         last = rows[-1]

@@ -223,7 +223,7 @@ def result_columns(summary: Summary) -> list[Column]:
             Column("processes", lambda r: Cell(str(r.processes), r.processes), minor=True)
         )
     columns.append(Column("time", lambda r: _ranged(r.seconds, seconds)))
-    if any(row.scaling == "weak" for row in summary.rows):
+    if any(row.by_rate for row in summary.rows):
         columns.append(Column("examples / s", lambda r: Cell(count(r.rate), r.rate)))
     if summary.has_speedup:
         columns.append(Column("speed-up", _speedup(summary)))

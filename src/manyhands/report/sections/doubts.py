@@ -30,8 +30,9 @@ def _implausible(summary: Summary) -> Sentence:
     most = max(rows, key=lambda row: (row.against_reference or 0) / row.workers)
     return say(
         "{who} was {pace} as fast as its reference, more than {workers} can give. "
-        "Something slowed the reference. Such speed-ups are not shown. Repeat this with one thread "
-        "per worker (--threads) on a quiet machine.",
+        "Something slowed the reference. Such speed-ups are not shown. Repeat this on a quiet "
+        "machine, or with one thread per worker (--threads), which removes the comparison with "
+        "threads.",
         who=facts.who(summary, most), workers=facts.workers(most),
         pace=facts.against_reference(most, "{:.3g} times".format),
     )  # fmt: skip

@@ -52,13 +52,12 @@ def gains(summary: Summary, choice: Choice) -> Sentence:
     if fast:
         ends = [facts.speedup(row).facts[0] for row in (fast[0], fast[-1])]  # the medians
         span = say(" ({pace})", pace=listed(ends[: len(fast)], last=" to "))
-    parts = [say("{some} {faster} than one worker{span}", some=_some_of(fast, pairs), span=span,
-                 faster="are faster" if len(fast) > 1 else "is faster")]  # fmt: skip
+    some = _some_of(fast, pairs)
+    parts = [say("{some} to be faster than one worker{span}", some=some, span=span)]
     if slow:
-        parts.append(say("{some} {slower}", some=facts.configurations(slow),
-                         slower="are slower" if len(slow) > 1 else "is slower"))  # fmt: skip
+        parts.append(say("{some} to be slower", some=facts.configurations(slow)))
     return say(
-        "Of {every} configurations with several workers{among}, {parts}{tests}.",
+        "Of {every} configurations with several workers{among}, the test shows {parts}{tests}.",
         among=_among(summary, choice, len(pairs)), parts=listed(parts),
         every=facts.configurations([row for row, _ in pairs]),
         tests=listed([test.resting() for test in tests], "", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from manyhands.config.strategy_spec import Exposure, StrategySpec, Supports
 from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from manyhands.config.run import RunConfig
 
 _EXACT = Supports(
@@ -83,6 +86,20 @@ class SyncSpec(StrategySpec):
                 "sum, so ε would not cover it; add distrust, with which every message carries "
                 "the full noise, or leave compress out"
             )
+
+    def warning(self, hosts: Sequence[str]) -> str:
+        """Warn of sums that do not begin within a host, where a host has several workers."""
+        kind, _ = parse_compress(self.compress)
+        most = max(Counter(hosts).values())
+        direct = self.overlap or kind not in ("none", "powersgd")
+        if not direct or len(set(hosts)) == 1 or most == 1:
+            return ""
+        name = "overlap" if self.overlap else f"compress {self.compress!r}"
+        return (
+            f"{name} does not sum within a host first: each of the {most} workers of a host sends "
+            "its own sum over the network. With several workers on a host, leave it out or use "
+            "compress='powersgd:4' (docs/how-to/slow-networks.md)"
+        )
 
     def _check_overlap(self, config: RunConfig) -> None:
         """Refuse overlap where a gradient is not ready during one backward pass on a CPU."""

@@ -19,6 +19,7 @@ from manyhands.data import Plan, SampledPlan, Stored, StreamPlan, batch_tree
 from manyhands.launch import atomic_files
 from manyhands.launch.environment import threads_in_group
 from manyhands.launch.fault_injection import fault_hook
+from manyhands.launch.host import hostname
 from manyhands.launch.status_board import BOARD_FILE, EVENTS_FILE, Board
 from manyhands.model import lr_schedule, randomness
 from manyhands.model.kernels import tuning
@@ -216,8 +217,10 @@ class WorkerBuilder:
         step_losses_and_times.keep(made, Path(job.output) / FOLDER if resumable else None)
         if config.checkpoint_every or checkpoint:
             made.training.epoch_file = EpochFile(Path(job.output) / FOLDER)
+        hosts = self.group.gather(hostname())
         if self.rank == 0:
             make_leader(job, made, self.folder)
+            made.reporter.warn(self.strategy.warning(hosts))
             made.reporter.warn(self.split_warning)
             if self.group.size > 1:
                 augments = [_AUGMENT] if job.augment and config.workers > 1 else []

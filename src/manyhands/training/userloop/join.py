@@ -24,6 +24,7 @@ from manyhands.config.options import configure, options
 from manyhands.config.strategy_table import find_strategy
 from manyhands.errors import ConfigError
 from manyhands.launch.environment import group_size, threads_in_group
+from manyhands.launch.host import hostname
 from manyhands.launch.mpi_libraries import load_matching
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.strategy import consensus_of
@@ -213,6 +214,7 @@ def join(
     watched = WatchedComm(group, timeout) if group.size > 1 else None
     try:
         loop = UserLoop(model, optimizer, config, watched or group)
+        _warn(config.strategy.warning(group.gather(hostname())), group.rank)
         try:
             yield Hands(loop, watched)
             loop.finish()
@@ -227,6 +229,11 @@ def join(
     finally:
         if watched:
             watched.close()
+
+
+def _warn(text: str, rank: int) -> None:
+    if text and rank == 0:
+        _logger.warning("warning: %s", text)
 
 
 def _find_group() -> Communicator:

@@ -18,7 +18,7 @@ from manyhands.config import core_counts
 from manyhands.config.parse import parse_evaluate_every
 from manyhands.experiments.sweep import plan, run
 from manyhands.experiments.sweep.eta import Estimate
-from manyhands.experiments.sweep.experiment_definition import DEMO, read
+from manyhands.experiments.sweep.experiment_definition import DEMO, Experiment, read
 from manyhands.experiments.sweep.live_table import LiveTable
 from manyhands.experiments.sweep.plan import Schedule, make_schedule
 from manyhands.strategies import STRATEGIES
@@ -117,6 +117,18 @@ def test_it_says_what_runs_what_is_left_and_what_leads(
     assert "now" not in last
     assert shown.out.rstrip().endswith("report: demo/report.html")
     assert runs.commands == {"manyhands demo"}
+
+
+def test_equal_steps_of_unequal_work_are_shown_by_rate() -> None:
+    work = {"model": ("cnn",), "data": ("mnist",), "max_steps": (300,), "workers": (2,)}
+    schedule = make_schedule(Experiment(strategies=("server",), repeats=1, options=work))
+    board = LiveTable(schedule, "strong", Estimate(2), shown=False)
+    one, server = schedule.runs
+    for planned, examples in ((one, 30_000), (server, 60_000)):
+        made = record(planned.config["strategy"], planned.config["workers"])
+        made["result"] |= {"seconds": 10.0, "examples_per_second": examples / 10}
+        board.keep(planned, made)
+    assert [board.speedup(run) for run in (one, server)] == [1, 2]
 
 
 def test_nothing_leads_before_two_configurations_have_ended() -> None:

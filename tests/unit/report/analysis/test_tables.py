@@ -127,6 +127,24 @@ def test_weak_scaling_is_seen_from_the_examples_and_measured_by_rate() -> None:
     assert {fit.law for fit in found.fits.values()} == {"Gustafson"}
 
 
+def test_equal_steps_of_unequal_work_are_compared_by_rate() -> None:
+    runs = []
+    for strategy, workers, batches in (("sequential", 1, 1), ("sync", 4, 1), ("server", 4, 4)):
+        run = timed(strategy, workers, 10, max_steps=300, batch_size=100)
+        run["result"] |= {"examples": 30_000 * batches, "stopped": "max_steps"}
+        runs.append(run)
+    found = summary(*runs)
+    assert {row.label: row.shown_speedup for row in found.rows} == {
+        "sequential": 1, "sync": 1, "server": 4,
+    }  # fmt: skip
+    assert found.choice is not None
+    assert found.choice.measure == "examples per second"
+    assert found.choice.leader.label == "server"
+    for run in runs:
+        del run["config"]["max_steps"]  # a target may end runs after different numbers of examples
+    assert {row.shown_speedup for row in summary(*runs).rows} == {1}
+
+
 def test_the_best_is_the_fastest_that_is_accurate_enough() -> None:
     cases = (("sequential", 1, 12, 0.985), ("sync", 2, 6, 0.98), ("averaging", 2, 5, 0.97))
     found = summary(

@@ -46,7 +46,7 @@ def test_accuracy_differences_are_held_against_the_spread() -> None:
         "2 workers (p < 0.0001)."
     )
     near = summary(*several(("sync", 2, 6, 0.98), ("averaging", 2, 6, 0.9801)))
-    assert "3 repeats do not rule out chance)" in said(accuracy.final_accuracy(near))
+    assert "(may be chance: 3 repeats, p = " in said(accuracy.final_accuracy(near))
 
 
 def test_accuracy_that_falls_with_the_workers_is_told() -> None:
