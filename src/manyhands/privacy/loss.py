@@ -46,6 +46,8 @@ def step_loss(rate: float, sigma: float, grid: float, records: int = 1) -> Any:
     class Mixture(MixtureGaussianPrivacyLoss):  # type: ignore[misc]
         """The library's, with a quicker inverse."""
 
+        _max_sens: float
+
         def privacy_loss_tail(self, *given: Any, **named: Any) -> Any:
             widest = self._max_sens
             if rate == 1:  # a quantile is its own lower bound then, and rounding may take it out
