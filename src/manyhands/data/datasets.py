@@ -345,8 +345,7 @@ def store(spec: object, folder: str | os.PathLike[str], *, stream: bool = False)
         stored.check(Path(spec))
         return Path(spec)
     if isinstance(spec, str) and spec.endswith(".npz"):
-        copied = _npz_names(Path(spec))[1]
-        check_disk_space(Path(folder), copied, f"a copy of {spec}", stored.OTHER_FOLDER)
+        check_disk_space(Path(folder), _npz_names(Path(spec))[1], f"a copy of {spec}")
     return load(spec).store(folder)
 
 

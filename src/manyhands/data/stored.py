@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 LIMIT_SEED = 0
 IDS = "train_ids"
 PARTS = ("train", "validation", "test")
-OTHER_FOLDER = "another folder (TMPDIR is the one for temporary files)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,7 +333,7 @@ def write(
         **shape,
     )
     need = sum(array.nbytes for array in arrays.values())
-    check_disk_space(folder.parent, need, f"the data {name!r}", OTHER_FOLDER)
+    check_disk_space(folder.parent, need, f"the data {name!r}")
     with explain_shortage(TMPDIR=folder.parent):
         _write(folder, arrays, about, replace)
     return folder

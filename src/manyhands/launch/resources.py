@@ -36,6 +36,7 @@ _VERSIONS = (
 LEAST_SPACE = 2**20  # bytes for the records of the shortest run
 SHARED_PER_WORKER = 8 << 20  # bytes: MPI's own and one all-reduce window, measured with MPICH 5
 MEMORY_PER_WORKER = 256 << 20  # bytes: Python, PyTorch and a small model, measured
+_ELSEWHERE = "another folder (TMPDIR is the one for temporary files)"
 _MORE_SHARED = "enlarge it (docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm)"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What torch and NumPy say where they keep no error number.
@@ -94,7 +95,7 @@ def check_open_files(processes: int) -> None:
         )
 
 
-def check_disk_space(folder: Path, need: float, what: str, instead: str = "another folder") -> None:
+def check_disk_space(folder: Path, need: float, what: str, instead: str = _ELSEWHERE) -> None:
     """Refuse to write `need` bytes to a folder without enough disk space."""
     place = _nearest_existing(folder)
     with suppress(OSError):

@@ -23,6 +23,7 @@ from manyhands.privacy.accountant import (
     renyi,
     write_bound,
 )
+from manyhands.privacy.gaussian_epsilon import gaussian_epsilon
 
 DELTA = 1e-5
 TANH = Event(40 * 60_000 // 512, 512 / 60_000, 1.23)  # Tramèr and Boneh's recipe, Poisson batches
@@ -119,9 +120,13 @@ def test_it_agrees_with_the_librarys_own_accountants() -> None:
     assert looser * 0.999 < epsilon(TANH, DELTA, "rdp") <= looser + 1e-9
 
 
-def test_one_unsampled_step_is_the_gaussian_mechanism() -> None:
-    from manyhands.privacy.gaussian_epsilon import gaussian_epsilon
+@pytest.mark.parametrize("sigma", [0.3265, 0.8276, 3.202, 121.5])
+def test_a_step_of_all_records_is_bounded_where_rounding_is_unlucky(sigma: float) -> None:
+    exact = gaussian_epsilon(1 / sigma, DELTA)
+    assert exact <= epsilon(Event(1, 1.0, sigma), DELTA) <= exact * 1.001
 
+
+def test_one_unsampled_step_is_the_gaussian_mechanism() -> None:
     exact, four = gaussian_epsilon(1 / 4, DELTA), gaussian_epsilon(2 / 4, DELTA)
     assert exact <= epsilon(Event(1, 1.0, 4.0), DELTA) <= exact * 1.0005
     assert epsilon(Event(4, 1.0, 4.0), DELTA) == pytest.approx(four, rel=5e-4)
