@@ -157,7 +157,7 @@ def test_what_privacy_costs_sync_is_that_of_the_table() -> None:
         for row in generated(mark)
         if row[1] == "sync"
     ]
-    said = r"lost ([\d.]+)\s+percentage points with an MLP \(20 epochs\)\s+and ([\d.]+)\s+with a CNN"
+    said = r"lost ([\d.]+)\s+percentage points with an MLP \(20 epochs\) and ([\d.]+) with a CNN"
     assert re.findall(said, page) == [tuple(costs)]
 
 
