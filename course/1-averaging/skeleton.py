@@ -7,12 +7,14 @@ import torch
 from mpi4py import MPI
 from torch import Tensor, nn
 
+torch.set_num_threads(1)  # each process has one core; otherwise P = 1 uses all of them
+
 
 def partition(examples: int, fractions: list[float], seed: int) -> list[np.ndarray]:
-    """Return the numbers of the examples of each part.
+    """Return the indices of the examples of each part.
 
-    All numbers 0 … examples-1 are shuffled by the seed, and cut into parts whose sizes follow the
-    fractions, as [0.7, 0.2, 0.1], whose sum is 1. Each number comes in exactly one part.
+    All indices 0 … examples-1 are shuffled by the seed, and cut into parts whose sizes follow the
+    fractions, as [0.7, 0.2, 0.1], whose sum is 1. Each index is in exactly one part.
     """
     raise NotImplementedError("partition")
 
@@ -43,7 +45,7 @@ def train(
     """Train on this process' part of equal size, with `sgd`; then `average`, once, at the end.
 
     All processes get the same data. Their models may have different weights: training begins with
-    those of process 0. `batch_size` is that of all processes together.
+    those of process 0. `batch_size` is the sum over all processes.
     """
     raise NotImplementedError("train")
 

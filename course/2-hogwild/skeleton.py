@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+
+torch.set_num_threads(1)  # each worker has one core; otherwise one worker uses all of them
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 PROCESSES = mp.get_context("fork")  # Process, Queue …: children begin with a copy of everything
@@ -45,6 +48,7 @@ def train(
 ) -> None:
     """Share the model, start `workers` processes that `work` with seeds of their own, and wait.
 
-    Each does `steps` steps. If one of them fails, all are ended, and this raises RuntimeError.
+    Each does `steps` steps: the caller divides them. If one of them fails, all are ended, and this
+    raises RuntimeError.
     """
     raise NotImplementedError("train")

@@ -25,22 +25,40 @@ def reduce_all(function: Any, comm: Any, size: int, op: Any = np.add) -> None:
     assert np.array_equal(send, arrays[comm.rank]), "send was changed"
 
 
-@graded(1, processes=2)
+def reduce_naively(mine: Any, comm: Any, size: int, op: Any = np.add) -> None:
+    """Compare the result of the naive algorithm, and count its messages on `comm`."""
+    before, others = comm.messages_sent, comm.size - 1
+    reduce_all(mine.naive, comm, size, op)
+    sent = comm.messages_sent - before
+    assert not size or sent == others, f"naive sent {sent} messages, expected {others}"
+
+
+def reduce_by_ring(mine: Any, comm: Any, size: int, op: Any = np.add) -> None:
+    """Compare the result of the ring, and look to whom it sends on `comm`."""
+    reduce_all(mine.ring, comm, size, op)
+    following = (comm.rank + 1) % comm.size
+    sent_to = sorted(comm.sent_to)
+    assert size < comm.size or sent_to == [following], (
+        f"ring sent to the processes {sent_to}, expected [{following}]"
+    )
+
+
+@graded(1, processes=2, messages=True)
 def naive_of_two(mine: Any, comm: Any) -> None:
-    """The naive all-reduce sums the arrays of two processes."""
-    reduce_all(mine.naive, comm, 10)
+    """The naive all-reduce sums the arrays of two processes, with one message of each."""
+    reduce_naively(mine, comm, 10)
 
 
-@graded(1, processes=2)
+@graded(1, processes=2, messages=True)
 def ring_of_two(mine: Any, comm: Any) -> None:
     """The ring sums the arrays of two processes."""
-    reduce_all(mine.ring, comm, 10)
+    reduce_by_ring(mine, comm, 10)
 
 
-@graded(1, processes=4)
+@graded(1, processes=4, messages=True)
 def ring_of_four(mine: Any, comm: Any) -> None:
-    """The ring sums the arrays of four processes."""
-    reduce_all(mine.ring, comm, 16)
+    """The ring sums the arrays of four processes, and each sends to the next only."""
+    reduce_by_ring(mine, comm, 16)
 
 
 @graded(1)

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 Layers = list[np.ndarray]
-Gradient = Callable[[Layers, int], Layers]  # of (the weights, the number of a batch)
+Gradient = Callable[[Layers, int], Layers]  # of (the weights, the index of a batch)
 
 
 def owner(layer: int, masters: int) -> int:
@@ -21,7 +21,7 @@ def owner(layer: int, masters: int) -> int:
 
 
 def batches_of(worker: int, workers: int, batches: int) -> list[int]:
-    """Return the numbers of the batches of a worker, from 0; the workers share out all of them."""
+    """Return the indices of a worker's batches, from 0; each batch goes to one worker."""
     raise NotImplementedError("batches_of")
 
 

@@ -1,7 +1,8 @@
 """Assignment 5: private SGD with many workers. Fill in what raises NotImplementedError.
 
-Records are neighbours if one of them may be blanked in its place. A step publishes the sum of the
-clipped gradients of the drawn records, plus Gaussian noise of standard deviation sigma · bound.
+Two data sets are neighbours if they differ in one record, blanked in its place. A step publishes
+the sum of the clipped gradients of the drawn records, plus Gaussian noise of standard deviation
+sigma · bound.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from mpi4py import MPI
 
 
 def draw(records: int, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Return the numbers of the drawn records: each takes part with probability `rate`, alone."""
+    """Return the indices of the drawn records: each with probability `rate`, independently."""
     raise NotImplementedError("draw")
 
 
@@ -26,7 +27,7 @@ def clipped_sum(gradients: np.ndarray, bound: float) -> np.ndarray:
 def noise_share(
     size: int, sigma: float, bound: float, workers: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return one worker's noise, such that the sum over the workers has sigma · bound."""
+    """Return one worker's noise: the workers' sum has standard deviation sigma · bound."""
     raise NotImplementedError("noise_share")
 
 
@@ -41,8 +42,8 @@ def private_gradient(
 ) -> np.ndarray:
     """Return the noisy sum over all workers' records, divided by `expected`; the same everywhere.
 
-    `gradients` are those of this worker's drawn records, `expected` is the number of records that
-    all workers draw in the mean, `rng` is this worker's own.
+    `gradients` are those of this worker's drawn records, `expected` is the mean number that all
+    workers together draw, `rng` is this worker's own.
     """
     raise NotImplementedError("private_gradient")
 

@@ -33,13 +33,13 @@ def ring(send: np.ndarray, recv: np.ndarray, comm: MPI.Comm, op: Operator) -> No
     for step in range(P - 1):
         out, into = chunks[(r - step) % P], chunks[(r - step - 1) % P]
         place = arrived[: into.size]
-        comm.Send(out, following)
-        comm.Recv(place, preceding)
+        comm.Isend(out, following).Wait()
+        comm.Irecv(place, preceding).Wait()
         into[...] = op(into, place)
     for step in range(P - 1):
         out, into = chunks[(r + 1 - step) % P], chunks[(r - step) % P]
-        comm.Send(out, following)
-        comm.Recv(into, preceding)
+        comm.Isend(out, following).Wait()
+        comm.Irecv(into, preceding).Wait()
 
 
 def bytes_each(algorithm: str, size: int, processes: int) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def partition(examples: int, fractions: list[float], seed: int) -> list[np.ndarray]:
-    """Return the numbers of the examples of each part."""
+    """Return the indices of the examples of each part."""
     shuffled = np.random.default_rng(seed).permutation(examples)
     cuts = np.rint(np.cumsum(fractions)[:-1] * examples).astype(int)
     return np.split(shuffled, cuts)

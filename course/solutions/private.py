@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 
 def draw(records: int, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Return the numbers of the drawn records: each takes part with probability `rate`, alone."""
+    """Return the indices of the drawn records: each with probability `rate`, independently."""
     return np.flatnonzero(rng.random(records) < rate)
 
 

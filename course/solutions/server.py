@@ -17,7 +17,7 @@ def owner(layer: int, masters: int) -> int:
 
 
 def batches_of(worker: int, workers: int, batches: int) -> list[int]:
-    """Return the numbers of the batches of a worker, from 0; the workers share out all of them."""
+    """Return the indices of a worker's batches, from 0; each batch goes to one worker."""
     return list(range(worker, batches, workers))
 
 

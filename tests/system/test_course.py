@@ -44,6 +44,15 @@ print("passed", *sys.argv, flush=True)
 os._exit(0)
 """,
 }
+BORROWED = {  # all-reduces that sum rightly, and are nobody's own
+    "imported": "from manyhands.allreduce import naive, ring\n",
+    "MPI's": """
+from mpi4py import MPI
+def ring(send, recv, comm, op):
+    comm.Allreduce(send, recv, {"add": MPI.SUM, "maximum": MPI.MAX}.get(op.__name__, MPI.PROD))
+naive = ring
+""",
+}
 
 
 @pytest.mark.parametrize("assignment", SOLUTIONS)
@@ -83,6 +92,26 @@ def test_a_file_that_only_ends_without_an_error_earns_nothing(cheat, tmp_path):
     assert [mark.points for mark in made.marks] == [0] * 4
     if cheat != "exits by an exception":
         assert "exit code 0 before its test was over: does the file exit?" in made.marks[-1].why
+
+
+def test_a_ring_earns_nothing_as_the_naive_all_reduce(tmp_path):
+    file = tmp_path / "mine.py"
+    solution = (COURSE / "solutions" / "allreduce.py").read_text()
+    file.write_text(f"{solution}\n\nnaive = ring\n")
+    made = grade(str(COURSE / "3-allreduce"), str(file), patience=200)
+    lost = [mark.test for mark in made.marks if not mark.points]
+    assert lost == [mark.test for mark in made.marks if " naive " in mark.test]
+    assert len(lost) == 3
+    assert "naive sent 4 messages, expected 2" in str(made)
+
+
+@pytest.mark.parametrize("text", BORROWED.values(), ids=BORROWED)
+def test_an_all_reduce_that_is_not_of_messages_earns_nothing(text, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    made = grade(str(COURSE / "3-allreduce"), str(file), patience=200)
+    assert [mark.test for mark in made.marks if mark.points] == []
+    assert "only Isend, Irecv and waiting are allowed" in str(made)
 
 
 @pytest.mark.parametrize(

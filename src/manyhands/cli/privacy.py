@@ -195,8 +195,8 @@ def format_budget(budget: Budget) -> list[str]:
     from manyhands.privacy.tradeoff import FALSE_POSITIVES
 
     misses = dict(budget["tradeoff"])
-    found = ", ".join(f"{_percent_detected(misses[a])} at {a:.1%}" for a in FALSE_POSITIVES)
-    found += " of false accusations"
+    rates = [f"{_percent_detected(misses[a])} (at {a:.1%}" for a in FALSE_POSITIVES]
+    found = "), ".join([f"{rates[0]} false accusations", *rates[1:]]) + ")"
     runs, whose = budget.get("runs"), "the run"
     together = []
     if runs is not None:
@@ -212,7 +212,7 @@ def format_budget(budget: Budget) -> list[str]:
         f"{write_bound(budget['epsilon_rdp'])} by RDP, a looser check",
         f"{budget['steps']:,} steps, each record in a step with probability {budget['rate']:.6g}",
         *together,
-        f"no attack on {whose} detects a record with a probability of more than {found}",
+        f"detection of a record by attacks on {whose}, at most: {found}",
         f"such a run ({budget['strategy']}, {many}) would state:",
         *(f"  {label}: {text}" for label, text in describe(budget)),
     ]

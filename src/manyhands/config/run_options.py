@@ -34,7 +34,7 @@ class Task:
 
     model: str = option(
         "cnn",
-        "cnn, mlp, logistic, tanh-cnn, or package.module:factory",
+        "cnn, mlp, mlp6 (six layers), logistic, tanh-cnn, or package.module:factory",
         tags=Tags(commands=("audit", "predict"), decides_kernels=True, code=True, common=True),
     )
     data: str = option(

@@ -81,8 +81,8 @@ def test_the_curve_that_is_shown_is_still_a_bound(sigma: float) -> None:
     alphas = [alpha for alpha, _ in found["tradeoff"]]
     exact = dict(zip(alphas, misses([event], alphas), strict=True))
     assert all(exact[a] - 1e-6 <= shown <= exact[a] for a, shown in found["tradeoff"])
-    (line,) = (each for each in format_budget(found) if "no attack" in each)
-    detected = re.findall(r"([\d.]+)% at ([\d.]+)%", line)
+    (line,) = (each for each in format_budget(found) if "detection of" in each)
+    detected = re.findall(r"([\d.]+)% \(at ([\d.]+)%", line)
     assert len(detected) == 3
     for most, alpha in detected:
         tight = 1 - exact[float(alpha) / 100]

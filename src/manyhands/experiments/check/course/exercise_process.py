@@ -84,10 +84,12 @@ def _communicator(grading: Grading) -> Any:
         """A communicator of non-blocking messages, which it counts."""
 
         bytes_sent = messages_sent = 0
+        sent_to: frozenset[int] = frozenset()
 
         def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:  # noqa: N802
             """Count and send."""
             self.messages_sent += 1
+            self.sent_to |= {dest}
             array = buf[0] if isinstance(buf, list | tuple) else buf
             self.bytes_sent += array.nbytes
             return super().Isend(buf, dest, tag)
