@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from manyhands.config.options import options
-from manyhands.training import setup
+from manyhands.training import start_fit
 
 if TYPE_CHECKING:
     from manyhands.training.result import Result
@@ -79,7 +79,7 @@ def fit(
         True
     """
     own: dict[str, Any] = {"loss": loss, "metric": metric, "schedule": schedule, "augment": augment}
-    return setup.fit(
+    return start_fit.fit(
         model,
         data,
         progress=progress,
@@ -99,7 +99,7 @@ def _choose_workers(run: Run, model: Any, data: Any, options: dict[str, Any]) ->
     expect_measurable(run.config)
     run.check()  # what the run itself would refuse, before minutes of measuring
     loss = options.get("loss") if run.loss is None else run.loss
-    return choose_workers(model, data, options, run.config, loss=loss, say=setup.warn)
+    return choose_workers(model, data, options, run.config, loss=loss, say=start_fit.warn)
 
 
 _own = [p for p in inspect.signature(fit).parameters.values() if p.kind is not p.VAR_KEYWORD]

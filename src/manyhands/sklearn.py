@@ -103,7 +103,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
         from manyhands import api
         from manyhands.data.datasets import Data
-        from manyhands.training import setup
+        from manyhands.training import start_fit
 
         options = {**self._arguments(), **self._more()}
         features = x.shape[1] if x.ndim == 2 else x.shape[1:]
@@ -112,7 +112,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if alone and options.get("threads") is None:
             options["threads"] = torch.get_num_threads()
         threads = torch.get_num_threads()
-        train: Callable[..., Any] = partial(setup.fit, here=True) if alone else api.fit
+        train: Callable[..., Any] = partial(start_fit.fit, here=True) if alone else api.fit
         with ExitStack() as own:
             if self.output is None:
                 folder = own.enter_context(tempfile.TemporaryDirectory(prefix="manyhands-"))

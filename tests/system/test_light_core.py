@@ -58,10 +58,10 @@ def test_training_imports_neither_matplotlib_nor_jinja(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "sys.modules.update(matplotlib=None)\n"
-        "from manyhands.training import setup\n"
+        "from manyhands.training import start_fit\n"
         "if __name__ == '__main__':\n"
         "    for here in (True, False):\n"
-        "        run = setup.fit('logistic', 'blobs', workers=1, epochs=1, here=here)\n"
+        "        run = start_fit.fit('logistic', 'blobs', workers=1, epochs=1, here=here)\n"
         "        print(run.record['status'], 'jinja2.environment' in sys.modules)\n"
     )
     (tmp_path / "train.py").write_text(code)

@@ -143,7 +143,7 @@ def test_messages_go_to_the_loggers(tmp_path, capfd, caplog):
     with caplog.at_level(logging.WARNING, logger="manyhands"):
         result = mh.fit(**{**SMALL, "epochs": 25}, lr=1e-12, output=str(tmp_path / "run"))
     (record,) = (each for each in caplog.records if "nothing was learned" in each.getMessage())
-    assert record.name == "manyhands.training.setup"
+    assert record.name == "manyhands.training.start_fit"
     assert capfd.readouterr() == ("", "")
     assert result.model is result.model
     assert isinstance(result.model, type(zoo.MODELS["logistic"]((20,), 4)))

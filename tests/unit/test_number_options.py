@@ -15,8 +15,8 @@ import torch
 
 import manyhands as mh
 from manyhands.cli import app
-from manyhands.config import declare
-from manyhands.config.declare import option
+from manyhands.config import option_declaration
+from manyhands.config.option_declaration import option
 from manyhands.config.options import Option, configure, options
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import calibrate
@@ -24,7 +24,7 @@ from manyhands.experiments.sweep.experiment_definition import read
 from manyhands.launch import launcher
 from manyhands.strategies import STRATEGIES
 from manyhands.training import run
-from manyhands.validate import Range
+from manyhands.value_checks import Range
 
 HUGE = 10**25
 # What an option needs beside it to be taken at all.
@@ -113,8 +113,8 @@ def test_a_refusal_of_no_number_names_only_ends_that_a_reader_would_choose(value
     expected = {
         Range(2.0, 5.0, whole=False): f"{kind}, 2 or more and 5 or less",
         Range(0.0, 5.0, whole=False, above=True): f"{kind}, greater than 0 and 5 or less",
-        declare.NON_NEGATIVE: f"{kind}, 0 or more",
-        declare.FINITE: kind,
+        option_declaration.NON_NEGATIVE: f"{kind}, 0 or more",
+        option_declaration.FINITE: kind,
     }
     for within, told in expected.items():
         with pytest.raises(ConfigError, match=rf"^memory is .*; expected {told}$"):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import manyhands as mh
-from manyhands.config.declare import Tags
+from manyhands.config.option_declaration import Tags
 from manyhands.config.options import configure, find_tagged, flatten, options
 from manyhands.errors import ConfigError
 from manyhands.strategies import STRATEGIES

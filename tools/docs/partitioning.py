@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from sweeps import rows_of
 
-from manyhands.data.partition_over_workers import skew
+from manyhands.data.fixed_shards import skew
 from manyhands.report.analysis.option_values import compare
 from manyhands.report.analysis.significance import method
 from manyhands.report.analysis.summarise import summarise

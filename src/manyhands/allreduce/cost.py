@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.allreduce.buffers import cuts
 from manyhands.allreduce.to_power_of_two import core_size
 from manyhands.allreduce.window import piece_bytes
@@ -59,9 +59,9 @@ def cost(
     >>> cost("naive", 1000, 4).bytes_each, cost("ring", 1000, 4).bytes_each
     (12000, 6000)
     """
-    validate.at_least(0, length=length)
-    validate.at_least(1, size=size, itemsize=itemsize, group_size=group_size)
-    validate.one_of([*_COSTS, "hierarchical"], algorithm=algorithm)
+    value_checks.at_least(0, length=length)
+    value_checks.at_least(1, size=size, itemsize=itemsize, group_size=group_size)
+    value_checks.one_of([*_COSTS, "hierarchical"], algorithm=algorithm)
     if algorithm == "hierarchical":
         return _hierarchical(length, size, itemsize, group_size or size)
     return _COSTS[algorithm](length, size, itemsize)

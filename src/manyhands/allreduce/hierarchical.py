@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.allreduce.buffers import Array, Op, deliver, flatten
 from manyhands.allreduce.hidden_communicator import Channel, PrivateComm, channel
 from manyhands.allreduce.ring import ring_in_place
@@ -44,7 +44,7 @@ def hierarchical(
     Raises:
         ConfigError: A group of `group_size` ranks would span hosts.
     """
-    validate.at_least(1, group_size=group_size)
+    value_checks.at_least(1, group_size=group_size)
     x, y = flatten(send, recv)
     whole = channel(comm)
     levels: Levels = whole.private.keep(

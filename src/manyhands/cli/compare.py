@@ -14,7 +14,7 @@ from manyhands.cli.options import make_list_flag, takes_options
 from manyhands.errors import ConfigError
 from manyhands.launch.resources import explain_shortage
 from manyhands.training.output_folder import check_writable
-from manyhands.validate import Range
+from manyhands.value_checks import Range
 
 OUTPUT = Path("demo")
 
@@ -96,7 +96,7 @@ def demo(
 
 def _run(experiment: Any, output: Path | None, keep_models: bool = False) -> None:
     from manyhands.experiments.sweep.compare import sweep
-    from manyhands.training.setup import get_command
+    from manyhands.training.start_fit import get_command
 
     comparison = sweep(
         experiment,

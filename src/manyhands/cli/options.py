@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from cyclopts import Group, Parameter
 
 import manyhands.strategies  # noqa: F401  (registers their options)
-from manyhands.config.declare import Command
+from manyhands.config.option_declaration import Command
 from manyhands.config.options import Option, options
 from manyhands.config.strategy_table import find_strategy, installed, known, own, version
 from manyhands.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from manyhands.cli.options import takes_options
-from manyhands.config.declare import EPOCHS
+from manyhands.config.option_declaration import EPOCHS
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.training.output_folder import check_writable
@@ -78,7 +78,7 @@ def divide_rows(epoch: int = 1, **values: Any) -> tuple[dict[str, Any], dict[str
     Examples are rows of the whole training set, also with a limit, in the order of use.
     """
     from manyhands.data import Stored, store
-    from manyhands.data.partition_over_workers import skew
+    from manyhands.data.fixed_shards import skew
     from manyhands.data.stored import About, kept_rows
     from manyhands.training.process.data import make_plan
 

@@ -14,8 +14,8 @@ from cyclopts import Parameter
 from manyhands.cli.budget import Settings, show_budget
 from manyhands.cli.options import takes_options
 from manyhands.cli.status import Status, is_silent
-from manyhands.config.checks import replace_options
-from manyhands.config.declare import AMOUNT
+from manyhands.config.option_conflicts import replace_options
+from manyhands.config.option_declaration import AMOUNT
 from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manyhands import validate
-from manyhands.config.declare import PROCESSES
+from manyhands import value_checks
+from manyhands.config.option_declaration import PROCESSES
 from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch import atomic_files, signals
 from manyhands.launch.mpi import find_mpi
 from manyhands.training import output_folder, resume
-from manyhands.training.setup import warn
+from manyhands.training.start_fit import warn
 
 SCRIPT_FILE, LOG_FILE, EXIT_FILE = "slurm.sh", "slurm.log", "slurm.exit"
 _ASK = 10.0  # seconds between two questions whether the job is still there
@@ -70,7 +70,12 @@ class Batch:
         """The call of sbatch: what a user wrote is argument here, never a line of the script."""
         name = self.config.name or f"manyhands-{self.config.strategy.name}"
         own = ["--parsable", f"--output={self.folder / LOG_FILE}", str(self.folder / SCRIPT_FILE)]
-        return ["sbatch", f"--job-name={name}", *validate.words(sbatch_options=self.options), *own]
+        return [
+            "sbatch",
+            f"--job-name={name}",
+            *value_checks.words(sbatch_options=self.options),
+            *own,
+        ]
 
 
 def train(

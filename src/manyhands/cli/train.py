@@ -52,7 +52,7 @@ def train(
         also = [*(["--json"] if json_ else []), *(["--quiet"] if quiet else [])]
         raise SystemExit(by_slurm(options, also, asked=slurm, nodes=nodes, options=sbatch_options))
     from manyhands.api import fit
-    from manyhands.training.setup import get_command
+    from manyhands.training.start_fit import get_command
 
     result = fit(command=get_command("manyhands"), progress=False if quiet else None, **options)
     if is_silent():

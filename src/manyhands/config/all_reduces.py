@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import is_dataclass
 from typing import Any
 
-from manyhands.config.declare import Tags, find_tagged, option
+from manyhands.config.option_declaration import Tags, find_tagged, option
 from manyhands.errors import ConfigError, nearest
 
 ALL_REDUCES = (

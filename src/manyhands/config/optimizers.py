@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import NON_NEGATIVE, POSITIVE, Tags, check_declared, option
 from manyhands.config.default_learning_rates import ADAM_LR, HELP, SGD_LR
+from manyhands.config.option_declaration import NON_NEGATIVE, POSITIVE, Tags, check_declared, option
 from manyhands.errors import ConfigError
-from manyhands.validate import Range
+from manyhands.value_checks import Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

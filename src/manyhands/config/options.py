@@ -15,17 +15,17 @@ from types import MappingProxyType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from manyhands.config import presets, strategy_table
-from manyhands.config.checks import check
-from manyhands.config.declare import Command, Tags
 from manyhands.config.import_path import get_name
 from manyhands.config.optimizers import OPTIMIZERS, SGD
+from manyhands.config.option_conflicts import check
+from manyhands.config.option_declaration import Command, Tags
 from manyhands.config.parse import parse_partition
 from manyhands.config.privacy import Privacy
 from manyhands.config.run import RunConfig
 from manyhands.config.strategy_class_rules import describe_field, option_values
 from manyhands.errors import ConfigError, nearest
 from manyhands.launch.hosts import hosts_from_options
-from manyhands.validate import Range, shown
+from manyhands.value_checks import Range, shown
 
 _RUN_ONLY = ("strategy", "optimizer", "privacy")
 _PRIVATE = "private"  # owns the options of `Privacy`

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from manyhands import validate
-from manyhands.config.declare import EPOCHS
+from manyhands import value_checks
+from manyhands.config.option_declaration import EPOCHS
 from manyhands.errors import ConfigError
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -170,7 +170,7 @@ Compress(kind='powersgd', amount=4.0))
         ConfigError: If it is unknown, or its argument does not fit.
     """
     kind, colon, argument = text.partition(":")
-    validate.one_of(COMPRESSIONS, compress=kind)
+    value_checks.one_of(COMPRESSIONS, compress=kind)
     amount = _number(argument)
     if kind == "topk":
         if not 0 < amount <= 1:
@@ -209,7 +209,7 @@ def parse_partition(partition: str) -> Partition:
         ConfigError: If the name is unknown or its argument does not fit.
     """
     kind, colon, argument = partition.partition(":")
-    validate.one_of(KINDS, partition=kind)
+    value_checks.one_of(KINDS, partition=kind)
     if kind == "dirichlet":
         return Partition(kind, alpha=_parse_alpha(partition, argument))
     if kind == "random-sampling" and argument == "replace":

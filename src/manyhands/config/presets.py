@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.config.optimizers import SGD
 from manyhands.errors import ConfigError
 
@@ -51,7 +51,7 @@ def apply(values: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: If there is no such preset, or it is made for another optimizer.
     """
     name = values.get("preset", NONE)
-    validate.one_of((NONE, *PRESETS), preset=name)
+    value_checks.one_of((NONE, *PRESETS), preset=name)
     if name == NONE:
         return dict(values)
     preset, optimizer = PRESETS[name], values.get("optimizer", SGD.name)

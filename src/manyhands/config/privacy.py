@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from manyhands import validate
-from manyhands.config.declare import INNER_PART, POSITIVE, SEED, Tags, check_declared, option
+from manyhands import value_checks
+from manyhands.config.option_declaration import (
+    INNER_PART,
+    POSITIVE,
+    SEED,
+    Tags,
+    check_declared,
+    option,
+)
 from manyhands.errors import ConfigError
-from manyhands.validate import whole
+from manyhands.value_checks import whole
 
 # Where workers share one secret sample of the whole set, and where each samples its own records.
 SHARED, DISJOINT = "balanced", "by-id"
@@ -95,8 +102,8 @@ class Privacy:
 
     def __post_init__(self) -> None:
         check_declared(self)
-        validate.one_of(("none", "public"), preprocessing=self.preprocessing)
-        validate.one_of(get_args(ClippingWay), clipping=self.clipping)
+        value_checks.one_of(("none", "public"), preprocessing=self.preprocessing)
+        value_checks.one_of(get_args(ClippingWay), clipping=self.clipping)
         if (self.epsilon is None) == (self.noise_multiplier is None):
             which = "neither" if self.epsilon is None else "both"
             raise ConfigError(

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from manyhands import validate
-from manyhands.config.declare import check_declared, find_tagged
+from manyhands import value_checks
 from manyhands.config.optimizers import SGD, Optimizer
+from manyhands.config.option_declaration import check_declared, find_tagged
 from manyhands.config.parse import Every, parse_evaluate_every
 from manyhands.config.run_options import (
     Division,
@@ -49,7 +49,7 @@ def _check_kernels(kernels: str) -> None:
     """Refuse kernels that nobody knows; a name may be followed by "+pool", then by "+gemm …"."""
     base, plus, ours = kernels.partition("+")
     if not plus:
-        validate.one_of(KERNELS, kernels=kernels)
+        value_checks.one_of(KERNELS, kernels=kernels)
     elif base not in _LIBRARIES or not re.fullmatch(_OURS, ours):
         raise ConfigError(
             f"kernels is {kernels!r}; expected one of {', '.join(_LIBRARIES)} before +pool and "
@@ -68,12 +68,12 @@ class RunConfig(Records, Recovery, Machine, Division, Stopping, Training, Task):
     def __post_init__(self) -> None:
         check_declared(self)
         if ":" not in self.schedule:
-            validate.one_of(SCHEDULES, schedule=self.schedule)
+            value_checks.one_of(SCHEDULES, schedule=self.schedule)
         if self.loss is not None and ":" not in self.loss:
-            validate.one_of(LOSSES, loss=self.loss)
+            value_checks.one_of(LOSSES, loss=self.loss)
         _check_kernels(self.kernels)
         parse_evaluate_every(self.evaluate_every)
-        validate.words(mpiexec_options=self.mpiexec_options)
+        value_checks.words(mpiexec_options=self.mpiexec_options)
 
     @property
     def evaluations(self) -> Every:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from manyhands.config.declare import (
+from manyhands.config.option_declaration import (
     AMOUNT,
     COUNT,
     EPOCHS,
@@ -25,7 +25,7 @@ from manyhands.config.declare import (
     option,
 )
 from manyhands.config.presets import HELP, NONE
-from manyhands.validate import whole
+from manyhands.value_checks import whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ import typing
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from manyhands.config.declare import FINITE, Tags
 from manyhands.config.optimizers import OPTIMIZERS
+from manyhands.config.option_declaration import FINITE, Tags
 from manyhands.config.privacy import Privacy
 from manyhands.config.run import RunConfig
 from manyhands.config.user_file import source_location
 from manyhands.errors import ConfigError
-from manyhands.validate import Range, whole
+from manyhands.value_checks import Range, whole
 
 _WHOLE = whole(-(2**53), 2**53)
 # What commands and functions take beside the options of a run.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.data import batch_tree
 from manyhands.data.batch_tree import Tree
 from manyhands.data.example_batches import IGNORED, Normalise
@@ -37,7 +37,7 @@ def classes(parts: Mapping[str, tuple[Tree, Tree]], declared: int | None, where:
         declared = _count_classes(whole, where)
     if declared is not None and not single:
         raise DataError(f"{where}: classes is {declared}, but there is no one target to have them")
-    validate.at_least(1, classes=declared)
+    value_checks.at_least(1, classes=declared)
     return declared
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.data import batch_tree, npy
 from manyhands.data.batch_tree import Form, Tree
 from manyhands.data.example_batches import Normalise, Split
@@ -282,7 +282,7 @@ def _limit(about: About, arrays: dict[str, np.ndarray], **limits: int | None) ->
     for part, limit in limits.items():
         if limit is None:
             continue
-        validate.at_least(1, **{f"{part}_limit": limit})
+        value_checks.at_least(1, **{f"{part}_limit": limit})
         if limit > fields[part]:
             raise ConfigError(
                 f"{part}_limit is {limit}; {about.name} has {fields[part]} {part} examples"

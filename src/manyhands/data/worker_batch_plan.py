@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.config.parse import LABELLED, SHARDED, SHARED_OUT, Partition, parse_partition
-from manyhands.data.partition_over_workers import apportion, check_shares, shards
+from manyhands.data.fixed_shards import apportion, check_shares, shards
 from manyhands.data.shuffle import draws, permutation
 from manyhands.errors import ConfigError
 
@@ -76,7 +76,7 @@ class Plan:
           `batch_size`, or what is left for an epoch's last update.
 
     Args:
-        partition: One of the ways in `manyhands.data.partition_over_workers`.
+        partition: One of the ways in `manyhands.data.fixed_shards`.
         examples: Size of the training set.
         batch_size: Examples behind one update, over all workers; of one worker with
             `whole_batches`.
@@ -111,8 +111,8 @@ class Plan:
     estates: tuple[ShareSource, ...] = ()
 
     def __post_init__(self) -> None:
-        validate.at_least(1, examples=self.examples, batch_size=self.batch_size, size=self.size)
-        validate.between(0, self.size - 1, rank=self.rank)
+        value_checks.at_least(1, examples=self.examples, batch_size=self.batch_size, size=self.size)
+        value_checks.between(0, self.size - 1, rank=self.rank)
         self._check_counts()
         kind = self.parsed.kind
         if kind in LABELLED and self.labels is None:

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.allreduce import ALGORITHMS, Metered, cost
 from manyhands.allreduce.buffers import Array
 from manyhands.comm.own_allreduce_call import check_signature
 from manyhands.comm.rendezvous import compare_versions, surrounding_group
-from manyhands.config.declare import PROCESSES
 from manyhands.config.import_path import import_object
+from manyhands.config.option_declaration import PROCESSES
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.experiments.allreduce_hang_limit import find_function
 from manyhands.launch.environment import group_size
@@ -97,7 +97,7 @@ def choose_algorithms(algorithms: str | None, own: Sequence[str] = ()) -> list[s
         return [*known, *own]
     names = algorithms.split(",")
     for name in names:
-        validate.one_of(known, algorithms=name)
+        value_checks.one_of(known, algorithms=name)
     return [*(name for name in known if name in names or name == "mpi"), *own]
 
 

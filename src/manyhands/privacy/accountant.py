@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.errors import ConfigError
 from manyhands.privacy.privacy_loss import MISSING, step_loss
 
@@ -64,9 +64,9 @@ class Event:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        validate.at_least(0, steps=self.steps)
-        validate.between(0, 1, rate=self.rate)
-        validate.non_negative(noise_multiplier=self.noise_multiplier)
+        value_checks.at_least(0, steps=self.steps)
+        value_checks.between(0, 1, rate=self.rate)
+        value_checks.non_negative(noise_multiplier=self.noise_multiplier)
 
 
 def epsilon(event: Event, delta: float, method: Method = "pld") -> float:
@@ -80,7 +80,7 @@ def compose(events: Iterable[Event], delta: float, method: Method = "pld") -> fl
     A sweep publishes all of its runs: its epsilon is that of their composition.
     """
     check_delta(delta)
-    validate.one_of(("pld", "rdp"), method=method)
+    value_checks.one_of(("pld", "rdp"), method=method)
     together = _merged(events)
     if any(event.noise_multiplier == 0 for event in together):
         return math.inf
@@ -151,7 +151,7 @@ def noise_multiplier(
 
     `before` has been spent on the same data already, and counts.
     """
-    validate.positive(epsilon=epsilon)
+    value_checks.positive(epsilon=epsilon)
     check_delta(delta)
     if Event(steps, rate, 1.0).steps == 0 or rate == 0:
         raise ConfigError(

@@ -37,7 +37,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.errors import ConfigError
 from manyhands.launch import atomic_files
 from manyhands.privacy import accountant
@@ -127,9 +127,9 @@ class Budget:
             ConfigError: If the data set has a budget, since raising it would break its promise;
                 or if the counted runs have spent more.
         """
-        validate.positive(epsilon=epsilon)
+        value_checks.positive(epsilon=epsilon)
         accountant.check_delta(delta)
-        validate.one_of(RULES, rule=rule)
+        value_checks.one_of(RULES, rule=rule)
         accountant.expect_library()
         cls.find(fingerprint, key)
         made, orders = cls(fingerprint, key), choose_orders(epsilon, delta)

@@ -28,7 +28,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
 
@@ -42,7 +42,7 @@ def choose_orders(epsilon: float, delta: float) -> tuple[float, ...]:
 
     Its Rényi cost is αρ, so that ε = ρ + 2 √(ρ log 1/δ) at α = 1 + √(log(1/δ) / ρ).
     """
-    validate.positive(epsilon=epsilon)
+    value_checks.positive(epsilon=epsilon)
     accountant.check_delta(delta)
     log = math.log(1 / delta)
     root = math.sqrt(epsilon + log) - math.sqrt(log)  # √ρ

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.errors import ConfigError
 from manyhands.launch import atomic_files
 from manyhands.privacy.accountant import Event
@@ -85,7 +85,7 @@ class Ledger:
             provenance: The data's fingerprint, and where the initial weights come from.
             block: Steps paid at a time.
         """
-        validate.at_least(1, limit=limit, block=block)
+        value_checks.at_least(1, limit=limit, block=block)
         head = {"schema": SCHEMA, "run": run, "limit": limit, "block": block, "terms": dict(terms)}
         head |= {"data": data, **(provenance or {})}
         line, chain = _seal_line(head, "")
@@ -155,7 +155,7 @@ class Ledger:
         Raises:
             ConfigError: If the budget does not allow so many.
         """
-        validate.at_least(1, steps=steps)
+        value_checks.at_least(1, steps=steps)
         if steps > self.left:
             raise ConfigError(
                 f"the privacy budget of {self.limit} steps is spent ({self.spent} are paid in "

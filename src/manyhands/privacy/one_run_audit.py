@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.errors import ConfigError
 
 _BISECTIONS = 40
@@ -80,7 +80,7 @@ def _is_possible(m: int, v: int, inverse: Inverse, tau: float) -> bool:
 
 def largest_refuted(refuted: Callable[[float], bool], top: float) -> float:
     """Return the largest parameter of a family of claims that is refuted; 0 if none is."""
-    validate.positive(top=top)
+    value_checks.positive(top=top)
     low, high = 0.0, top
     if refuted(top):
         return top

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
 from manyhands.privacy.privacy_loss import step_loss
@@ -31,7 +31,7 @@ _POINTS = 300_000  # of the grid, about, at the most: a step's losses reach to e
 
 def epsilon_for(events: Iterable[Event], delta: float, records: int) -> float:
     """Return the epsilon of all events in sequence for a person with so many records."""
-    validate.at_least(1, records=records)
+    value_checks.at_least(1, records=records)
     together = tuple(e for e in events if e.steps and e.rate)
     one = accountant.compose(together, delta)
     if records == 1 or not together or math.isinf(one):

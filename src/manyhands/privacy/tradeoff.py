@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.privacy import accountant
 from manyhands.privacy.accountant import Event
 
@@ -31,7 +31,7 @@ _SMALL = 1e-7  # at a δ below this, another ε changes nothing that is shown
 def misses(events: Iterable[Event], false_positives: Sequence[float]) -> list[float]:
     """Return f(α) of all events together: the least rate at which an attack misses a record."""
     for alpha in false_positives:
-        validate.between(0, 1, false_positives=alpha)
+        value_checks.between(0, 1, false_positives=alpha)
     alphas = np.asarray(false_positives, dtype=np.float64)
     paid = [event for event in events if event.steps and event.rate]
     if not paid:

@@ -13,9 +13,9 @@ this order.
 from __future__ import annotations
 
 from manyhands.config.all_reduces import all_reduce_option as all_reduce_option
-from manyhands.config.declare import Tags as Tags
-from manyhands.config.declare import check_declared as check_declared
-from manyhands.config.declare import option as option
+from manyhands.config.option_declaration import Tags as Tags
+from manyhands.config.option_declaration import check_declared as check_declared
+from manyhands.config.option_declaration import option as option
 from manyhands.config.strategy_spec import Cost as Cost
 from manyhands.config.strategy_spec import Exposure as Exposure
 from manyhands.config.strategy_spec import Scaling as Scaling
@@ -25,8 +25,8 @@ from manyhands.strategies.strategy import BatchShare as BatchShare
 from manyhands.strategies.strategy import Strategy as Strategy
 from manyhands.strategies.strategy import Supports as Supports
 from manyhands.strategies.strategy import WorkerView as WorkerView
-from manyhands.validate import Range as Range
-from manyhands.validate import whole as whole
+from manyhands.value_checks import Range as Range
+from manyhands.value_checks import whole as whole
 from manyhands.worker.abilities import Asynchronous as Asynchronous
 from manyhands.worker.abilities import Checkpointable as Checkpointable
 from manyhands.worker.abilities import Recoverable as Recoverable

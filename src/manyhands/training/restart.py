@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from manyhands.config.checks import replace_options
+from manyhands.config.option_conflicts import replace_options
 from manyhands.config.run import RunConfig
 from manyhands.errors import ManyhandsError, ShortHandedError
 from manyhands.training.job import Job

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands.config.declare import find_tagged
+from manyhands.config.option_declaration import find_tagged
 from manyhands.config.run import RunConfig
 from manyhands.config.strategy_table import find_strategy, known
 from manyhands.errors import ConfigError, DataError

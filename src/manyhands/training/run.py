@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyhands.callbacks import tell, tell_failure, wanted_events
 from manyhands.comm.rendezvous import ask_leader, check_shared_folder, host_leader
-from manyhands.config.checks import check_torch, replace_options
+from manyhands.config.option_conflicts import check_torch, replace_options
 from manyhands.config.run import RunConfig
 from manyhands.config.strategy_table import own as find_own
 from manyhands.data import store

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from manyhands.data.partition_over_workers import apportion
+from manyhands.data.fixed_shards import apportion
 from manyhands.data.worker_batch_plan import FEWEST
 
 if TYPE_CHECKING:

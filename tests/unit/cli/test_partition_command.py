@@ -17,7 +17,7 @@ from manyhands.cli.partition import (
     make_table,
 )
 from manyhands.data import Data, Plan, Stored, store
-from manyhands.data.partition_over_workers import skew
+from manyhands.data.fixed_shards import skew
 
 
 def test_it_says_what_the_plan_of_a_run_says(tmp_path: Path) -> None:

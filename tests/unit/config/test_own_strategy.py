@@ -13,7 +13,7 @@ import manyhands as mh
 from manyhands.cli import options as cli_options
 from manyhands.cli.app import app, main
 from manyhands.cli.options import load_own_strategies
-from manyhands.config import checks, strategy_table
+from manyhands.config import option_conflicts, strategy_table
 from manyhands.config.all_reduces import all_reduce_option, chosen_all_reduce
 from manyhands.config.options import configure, flatten, options
 from manyhands.config.strategy_class_rules import RESERVED
@@ -26,7 +26,7 @@ from manyhands.experiments.sweep.experiment_definition import read
 from manyhands.experiments.sweep.plan import make_schedule
 from manyhands.training import own_allreduce_option
 from manyhands.training.process import split_check
-from manyhands.validate import Range
+from manyhands.value_checks import Range
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples/strategies").glob("*.py"))
 RINGS = sorted((Path(__file__).parents[3] / "examples/allreduces").glob("*.py"))
@@ -77,7 +77,7 @@ def test_fields_with_the_names_of_our_options_mean_nothing_to_a_run(written):
         is None
     )
     assert own_allreduce_option.resolve(strategy, None) is None
-    checks.check_torch(config, "comm is 'torch:gloo'")
+    option_conflicts.check_torch(config, "comm is 'torch:gloo'")
     assert label(strategy) == "Own period 3 parts 5"
     private = replace(config, strategy=strategy, privacy=mh.Privacy(noise_multiplier=1.0))
     assert Claim.of(private, None).processes == 2

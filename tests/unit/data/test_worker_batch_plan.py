@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.config.parse import parse_partition
-from manyhands.data.partition_over_workers import apportion, shards
+from manyhands.data.fixed_shards import apportion, shards
 from manyhands.data.shuffle import permutation
 from manyhands.data.worker_batch_plan import Plan
 from manyhands.errors import ConfigError

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyhands.privacy.tf32_off import full_float32
-from manyhands.training import setup
+from manyhands.training import start_fit
 
 SMALL = {
     "model": "logistic",
@@ -44,7 +44,7 @@ def before(request):
 def test_tf32_is_off_in_private_runs_only_and_restored(private, before, tmp_path):
     watched = Watched()
     given = {"noise_multiplier": 1.0, "private": True} if private else {}
-    setup.fit(**SMALL, **given, callbacks=[watched], output=str(tmp_path / "run"))
+    start_fit.fit(**SMALL, **given, callbacks=[watched], output=str(tmp_path / "run"))
     assert watched.seen == [(False, False, "highest") if private else before]
     assert state() == before
 

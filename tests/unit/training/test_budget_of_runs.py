@@ -19,7 +19,7 @@ from manyhands.privacy.budget import Budget
 from manyhands.privacy.data_fingerprint import fingerprint, load_key
 from manyhands.privacy.weights_provenance import Provenance
 from manyhands.training import budget, preflight
-from manyhands.training.setup import planned_run
+from manyhands.training.start_fit import planned_run
 
 OPTIONS: dict[str, Any] = {"strategy": "sequential", "workers": 1, "batch_size": 50, "epochs": 1}
 NOISE = mh.Privacy(noise_multiplier=3.0)

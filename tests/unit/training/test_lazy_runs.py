@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 import manyhands as mh
-from manyhands.training import setup
+from manyhands.training import start_fit
 
 N, BATCH = 60, 20
 X = torch.randn(N, 6, generator=torch.Generator().manual_seed(0))
@@ -47,7 +47,7 @@ SOURCES = {
 
 
 def fit(source, **options):
-    return setup.fit(
+    return start_fit.fit(
         lambda: nn.Linear(6, 2), SOURCES[source](), here=True, progress=False, **options
     )
 
@@ -86,7 +86,7 @@ def as_loaders(train, validation, test):
 )
 def test_a_validation_set_is_judged_as_if_it_were_stored(make, tmp_path):
     def losses(name, data):
-        result = setup.fit(
+        result = start_fit.fit(
             lambda: nn.Linear(6, 2), data, here=True, progress=False, batch_size=BATCH, epochs=3,
             workers=1, kernels="default", dtype="float64", output=str(tmp_path / name),
         )  # fmt: skip
@@ -100,7 +100,7 @@ def test_a_validation_set_is_judged_as_if_it_were_stored(make, tmp_path):
 
 def test_patience_ends_a_run_on_a_stream(tmp_path):
     data = mh.Data(Drawn(), examples=N, validation=DataLoader(ROWS, batch_size=BATCH))
-    result = setup.fit(
+    result = start_fit.fit(
         lambda: nn.Linear(6, 2), data, here=True, progress=False, batch_size=BATCH, epochs=9,
         workers=1, kernels="default", lr=1e-30, patience=2, output=str(tmp_path / "run"),
     )  # fmt: skip

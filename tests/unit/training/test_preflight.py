@@ -16,7 +16,7 @@ from manyhands.config.run import MODELS, SMALLEST_PICTURES
 from manyhands.errors import ConfigError, LaunchError
 from manyhands.model import zoo
 from manyhands.strategies import STRATEGIES
-from manyhands.training import setup
+from manyhands.training import start_fit
 
 X = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
 Y = np.arange(60) % 3
@@ -177,7 +177,7 @@ def test_one_worker_for_each_core(
     given: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("manyhands.config.core_counts.cores", lambda: 6)
-    assert setup._count_cores({"workers": "cores", **given})["workers"] == workers
+    assert start_fit._count_cores({"workers": "cores", **given})["workers"] == workers
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_cores_that_do_not_decide(given: dict[str, Any], told: str) -> None:
 
 
 def test_cores_in_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "group_size", lambda: 2)
+    monkeypatch.setattr(start_fit, "group_size", lambda: 2)
     with pytest.raises(ConfigError, match="the group is there already"):
-        setup._count_cores({"workers": "cores"})
+        start_fit._count_cores({"workers": "cores"})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.callbacks import StopTraining
-from manyhands.training import setup
+from manyhands.training import start_fit
 
 SMALL = {"model": "logistic", "data": "blobs", "workers": 1, "epochs": 1, "progress": False}
 
@@ -29,7 +29,7 @@ class Notes:
 @pytest.mark.parametrize("strategy", ["sync", "averaging", "sequential", "gossip"])
 def test_one_worker_trains_in_this_process(strategy: str, tmp_path: Path) -> None:
     notes = Notes()
-    result = setup.fit(
+    result = start_fit.fit(
         **SMALL, strategy=strategy, here=True, callbacks=[notes], output=str(tmp_path / "run")
     )
     assert notes.processes == [os.getpid()]
@@ -39,7 +39,7 @@ def test_one_worker_trains_in_this_process(strategy: str, tmp_path: Path) -> Non
 
 def test_a_callback_stops_a_run_in_this_process(tmp_path: Path) -> None:
     notes = Notes(stops=True)
-    result = setup.fit(
+    result = start_fit.fit(
         **SMALL | {"epochs": 9}, here=True, callbacks=[notes], output=str(tmp_path / "run")
     )
     assert len(notes.processes) == 1
@@ -47,6 +47,6 @@ def test_a_callback_stops_a_run_in_this_process(tmp_path: Path) -> None:
 
 
 def test_a_run_is_planned_with_its_objects() -> None:
-    run = setup.planned_run("logistic", "blobs", workers=2, callbacks=[Notes()])
+    run = start_fit.planned_run("logistic", "blobs", workers=2, callbacks=[Notes()])
     assert run.config.workers == 2
     assert not run.callbacks_in_caller

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from manyhands.config.options import configure
 from manyhands.config.parse import Slow, parse_slow
-from manyhands.data.partition_over_workers import apportion
+from manyhands.data.fixed_shards import apportion
 from manyhands.data.worker_batch_plan import Plan
 from manyhands.errors import ConfigError
 from manyhands.experiments.sweep.experiment_definition import Experiment

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.config.optimizers import SGD
 from manyhands.config.options import configure, options
 from manyhands.config.run import RunConfig
@@ -100,7 +100,7 @@ def of_audit(
         chosen["noise_multiplier"] = NOISE
     ways = list_clippings(given)
     clipping = clipping or ways[0]
-    validate.one_of(ways, clipping=clipping)
+    value_checks.one_of(ways, clipping=clipping)
     config = configure({**chosen, "private": True, "batch_size": RECORDS})
     chosen = {
         "kernels": "default",

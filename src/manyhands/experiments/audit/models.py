@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyhands import validate
+from manyhands import value_checks
 
 Clipping = Literal["layers", "vmap", "stages"]
 WORDS, LENGTH, CLASSES = 9, 12, 4
@@ -76,7 +76,7 @@ class AuditModel:
 
 def make(clipping: Clipping, before: Callable[[], None]) -> AuditModel:
     """Return the audited model that is clipped in this way."""
-    validate.one_of(get_args(Clipping), clipping=clipping)
+    value_checks.one_of(get_args(Clipping), clipping=clipping)
     return AuditModel(partial(build, clipping), before)
 
 

@@ -26,8 +26,8 @@ from manyhands.privacy.mechanism import Mechanism
 from manyhands.privacy.mechanism_tests import Finding, rejected
 from manyhands.privacy.steps_rate_noise import Terms
 from manyhands.training.result import Result
-from manyhands.training.setup import fit
-from manyhands.validate import whole
+from manyhands.training.start_fit import fit
+from manyhands.value_checks import whole
 
 ALPHA = 1e-4  # sound code fires one time in ten thousand, over all tests of an audit
 CANARIES = 1000

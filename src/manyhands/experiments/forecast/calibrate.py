@@ -12,7 +12,7 @@ from manyhands.experiments.forecast.probe import Probe
 from manyhands.launch.machine import cores, doubling_counts
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import raise_on_signals
-from manyhands.training.setup import fit
+from manyhands.training.start_fit import fit
 
 SECONDS = 0.4  # for one measurement; there are about fifteen in a group
 # The options of a run that decide how long a step takes.

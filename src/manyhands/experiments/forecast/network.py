@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyhands.config.declare import POSITIVE, PROCESSES
+from manyhands.config.option_declaration import POSITIVE, PROCESSES
 
 
 @dataclass(frozen=True, kw_only=True)

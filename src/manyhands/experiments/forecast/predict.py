@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyhands import validate
-from manyhands.config.declare import PROCESSES
+from manyhands import value_checks
 from manyhands.config.optimizers import OPTIMIZERS
+from manyhands.config.option_declaration import PROCESSES
 from manyhands.config.options import check_number, configure, options
 from manyhands.config.parse import parse_bandwidth, parse_latency
 from manyhands.config.strategy_table import find_all
@@ -32,7 +32,7 @@ from manyhands.experiments.forecast.uncertainty import Uncertainty, estimate_unc
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores, doubling_counts, write_json
 from manyhands.strategies import STRATEGIES
-from manyhands.training.setup import batch_size_of
+from manyhands.training.start_fit import batch_size_of
 
 if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
@@ -162,7 +162,7 @@ def predict(
         >>> prediction.best["speedup"] > 0
         True
     """
-    validate.one_of(("strong", "weak"), scaling=scaling)
+    value_checks.one_of(("strong", "weak"), scaling=scaling)
     asked = {name: value for name, value in asked.items() if value is not None}
     tried = list_counts(workers)
     names = _list_names(strategies)

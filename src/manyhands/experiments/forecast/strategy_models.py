@@ -14,7 +14,7 @@ from manyhands.config.strategy_class_rules import describe_class
 from manyhands.config.strategy_spec import Cost, StrategySpec
 from manyhands.config.strategy_table import find_strategy, own
 from manyhands.errors import ConfigError
-from manyhands.experiments.forecast import Calibration, Forecast, Network, Placement, model
+from manyhands.experiments.forecast import Calibration, Forecast, Network, Placement, step_time
 from manyhands.experiments.forecast.communication_cost import (
     ONE_HOST,
     estimate_allreduce,
@@ -34,7 +34,7 @@ from manyhands.worker.checkpoint.save_or_stop import steps_between
 
 NEAR = 0.02  # fewer workers that are slower by no more than this are the better choice
 _NEIGHBOURS = 512  # workers up to which a topology is laid out to count neighbours
-_together = partial(model.forecast_together, agree=steps_between)
+_together = partial(step_time.forecast_together, agree=steps_between)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ def _gossip(strategy: Any, case: Case, workers: int) -> Forecast:
 def _hogwild(strategy: Any, case: Case, workers: int) -> Forecast:
     if case.network:
         raise ConfigError("hogwild shares the memory of one host")
-    return model.forecast_apart(case.known, case.placement(workers, whole=True))
+    return step_time.forecast_apart(case.known, case.placement(workers, whole=True))
 
 
 def _server(strategy: Any, case: Case, workers: int) -> Forecast:
@@ -171,18 +171,20 @@ def _server(strategy: Any, case: Case, workers: int) -> Forecast:
     spans = linear_partition(layers, strategy.masters)
     shares = [sum(layers[a:b]) / case.known.parameters for a, b in spans]
     placement = case.placement(workers, whole=True)
-    return model.forecast_served(case.known, placement, shares=shares, bound=strategy.staleness)
+    return step_time.forecast_served(case.known, placement, shares=shares, bound=strategy.staleness)
 
 
 def _pipeline(strategy: Any, case: Case, workers: int) -> Forecast:
     placement, stages = case.placement(workers, whole=False), strategy.stages
     bubble, alone = ideal_bubble(stages, strategy.parts), _sequential(strategy, case, 1).rate
-    return model.forecast_divided(case.known, placement, parts=stages, alone=alone, bubble=bubble)
+    return step_time.forecast_divided(
+        case.known, placement, parts=stages, alone=alone, bubble=bubble
+    )
 
 
 def _tensor(strategy: Any, case: Case, workers: int) -> Forecast:
     placement, alone = case.placement(workers, whole=False), _sequential(strategy, case, 1).rate
-    return model.forecast_divided(case.known, placement, parts=strategy.slices, alone=alone)
+    return step_time.forecast_divided(case.known, placement, parts=strategy.slices, alone=alone)
 
 
 _EXPECTED: Mapping[str, Callable[[Any, Case, int], Forecast]] = {

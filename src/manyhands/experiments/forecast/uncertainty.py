@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from manyhands.experiments.forecast.calibration import Calibration, HeldOut, Point, interpolate
 from manyhands.experiments.forecast.communication_cost import estimate_allreduce
-from manyhands.experiments.forecast.model import forecast_together
 from manyhands.experiments.forecast.placement import GROWTHS, Growth, Placement, compute_factor
+from manyhands.experiments.forecast.step_time import forecast_together
 
 _TOLERANCE = 0.1  # a way of growing explains a point if it is no further off, or than the error
 DISTURBED = 0.15  # so much of a measurement without a core is more than a quiet machine takes

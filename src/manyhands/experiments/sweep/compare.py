@@ -28,7 +28,7 @@ from manyhands.experiments.sweep.run import Sweep
 from manyhands.launch.environment import group_size
 from manyhands.launch.machine import cores, doubling_counts
 from manyhands.launch.signals import raise_on_signals
-from manyhands.training.setup import get_command
+from manyhands.training.start_fit import get_command
 
 if TYPE_CHECKING:
     from manyhands.report.output.results_table import Table

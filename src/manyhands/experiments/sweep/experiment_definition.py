@@ -30,13 +30,13 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import manyhands.strategies  # noqa: F401  (registers their options)
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.config.core_counts import most_of_cores
 from manyhands.config.options import check_number, options
 from manyhands.config.strategy_table import find_all
 from manyhands.errors import ConfigError, nearest
 from manyhands.launch.atomic_files import read_toml
-from manyhands.validate import whole
+from manyhands.value_checks import whole
 
 Alternatives = tuple[Any, ...]
 
@@ -85,7 +85,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         REPEATS.check("repeats", self.repeats)
-        validate.one_of(SCALINGS, scaling=self.scaling)
+        value_checks.one_of(SCALINGS, scaling=self.scaling)
         for alternatives in (self.options, *self.cases):
             for name, values in alternatives.items():
                 for value in values:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.config import presets
 from manyhands.config.core_counts import fit_to_cores, most_of_cores
 from manyhands.config.import_path import get_name
@@ -301,7 +301,7 @@ def _check_and_flatten(
     """Return every option of a run; refuses what cannot work."""
     config = configure({**values, **(carried or {})})
     if "model" not in (carried or {}) and ":" not in config.model:
-        validate.one_of(MODELS, model=config.model)
+        value_checks.one_of(MODELS, model=config.model)
         config.strategy.check_model(layers=MODELS[config.model])
     known, flat, strategy = options(), flatten(config).items(), config.strategy.name
     return {name: v for name, v in flat if name not in known or known[name].is_hashed(v, strategy)}

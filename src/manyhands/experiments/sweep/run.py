@@ -28,7 +28,7 @@ from manyhands.training import budget, output_folder
 from manyhands.training.failure_record import privacy_spent
 from manyhands.training.output_folder import Claim
 from manyhands.training.run import Run
-from manyhands.training.setup import fit, planned_run
+from manyhands.training.start_fit import fit, planned_run
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manyhands.config.declare import find_tagged
+from manyhands.config.option_declaration import find_tagged
 from manyhands.config.presets import PRESETS
 from manyhands.config.run import RunConfig
 from manyhands.report.records.fields import clean

@@ -23,7 +23,7 @@ from manyhands.report.figures import option_figure, theme
 from manyhands.report.figures.chart import POINT, WIDTH, Chart, mount
 from manyhands.report.output.option_table import pivot
 from manyhands.report.output.page import Column, result_columns
-from manyhands.report.output.typeset import (
+from manyhands.report.output.pdf_layout import (
     A4,
     COLUMN,
     FULL,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyhands.config.all_reduces import all_reduce_option
-from manyhands.config.declare import check_declared, option
+from manyhands.config.option_declaration import check_declared, option
 from manyhands.strategies.averaging import mean, rounds, streaming
 from manyhands.strategies.averaging.mean import Since
 from manyhands.strategies.averaging.spec import PERIOD, AveragingSpec, Fate, Unit

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.config.all_reduces import check_allreduce
-from manyhands.config.declare import AMOUNT, COUNT, INNER_PART, POSITIVE, Tags, option
+from manyhands.config.option_declaration import AMOUNT, COUNT, INNER_PART, POSITIVE, Tags, option
 from manyhands.config.strategy_spec import Scaling, StrategySpec, Supports
 from manyhands.errors import ConfigError
 from manyhands.strategies.averaging.outer_optimizer import Kind
-from manyhands.validate import Range, whole
+from manyhands.value_checks import Range, whole
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,11 +114,11 @@ class AveragingSpec(StrategySpec):
 
     def check_options(self) -> None:
         """Refuse unknown values, options that would be ignored, and what cannot work."""
-        validate.one_of(get_args(Unit), period_unit=self.period_unit)
-        validate.one_of(get_args(Fate), average_optimizer=self.average_optimizer)
+        value_checks.one_of(get_args(Unit), period_unit=self.period_unit)
+        value_checks.one_of(get_args(Fate), average_optimizer=self.average_optimizer)
         check_allreduce(self)
-        validate.one_of(get_args(Kind), outer_optimizer=self.outer_optimizer)
-        validate.one_of(get_args(Precision), outer_precision=self.outer_precision)
+        value_checks.one_of(get_args(Kind), outer_optimizer=self.outer_optimizer)
+        value_checks.one_of(get_args(Precision), outer_precision=self.outer_precision)
         self._check_period()
         self._check_outer()
         if self.streams:

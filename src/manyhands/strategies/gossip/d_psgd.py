@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.config.declare import option
+from manyhands.config.option_declaration import option
 from manyhands.strategies.gossip.spec import GossipSpec, Topology
 from manyhands.strategies.strategy import Strategy
 from manyhands.worker.abilities import Regroupable

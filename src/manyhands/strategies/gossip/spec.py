@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.config.strategy_spec import Scaling, StrategySpec, Supports
 from manyhands.errors import ConfigError
 
@@ -37,7 +37,7 @@ class GossipSpec(StrategySpec):
 
     def check_options(self) -> None:
         """Refuse options that contradict each other."""
-        validate.one_of(get_args(Topology), topology=self.topology)
+        value_checks.one_of(get_args(Topology), topology=self.topology)
         if self.asynchronous and (self.overlap or self.topology == "pairs"):
             option = "overlap" if self.overlap else "topology pairs"
             raise ConfigError(

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from manyhands.config.declare import option
 from manyhands.config.optimizers import SGD, Adam, AdamW
+from manyhands.config.option_declaration import option
 from manyhands.strategies.staleness import describe_staleness
 from manyhands.strategies.strategy import Scaling, Strategy, Supports
 from manyhands.worker.abilities import Asynchronous

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import check_declared, option
+from manyhands.config.option_declaration import check_declared, option
 from manyhands.strategies.pipeline.schedule import Kind
 from manyhands.strategies.pipeline.spec import PipelineSpec, Transport
 from manyhands.strategies.strategy import Strategy
-from manyhands.validate import whole
+from manyhands.value_checks import whole
 from manyhands.worker.abilities import SplitsModel
 
 if TYPE_CHECKING:

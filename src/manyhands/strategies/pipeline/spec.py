@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.config.strategy_spec import Exposure, StrategySpec, Supports
 from manyhands.errors import ConfigError, nearest
 from manyhands.strategies.pipeline.schedule import Kind, chunks
@@ -47,8 +47,8 @@ class PipelineSpec(StrategySpec):
 
     def check_options(self) -> None:
         """Refuse options that contradict each other."""
-        validate.one_of(get_args(Transport), transport=self.transport)
-        validate.one_of(get_args(Kind), order=self.order)
+        value_checks.one_of(get_args(Transport), transport=self.transport)
+        value_checks.one_of(get_args(Kind), order=self.order)
         if self._names and len(self._names) != self.stages - 1:
             raise ConfigError(
                 f"cut is {self.cut!r} for {self.stages} stages; expected {self.stages - 1} names "

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from manyhands.config.declare import Tags, check_declared, option
+from manyhands.config.option_declaration import Tags, check_declared, option
 from manyhands.strategies.server.ownership import owned_spans, restrict_optimizer
 from manyhands.strategies.server.snapshot import SnapshotCheckpoints
 from manyhands.strategies.server.spec import ServerSpec
 from manyhands.strategies.server.statistics import merge
 from manyhands.strategies.server.takeover import TakeoverRecovery
 from manyhands.strategies.strategy import Strategy
-from manyhands.validate import whole
+from manyhands.value_checks import whole
 
 if TYPE_CHECKING:
     from torch import Tensor

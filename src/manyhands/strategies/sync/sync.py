@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyhands.config.all_reduces import all_reduce_option
-from manyhands.config.declare import Tags, option
+from manyhands.config.option_declaration import Tags, option
 from manyhands.strategies.strategy import Strategy
 from manyhands.strategies.sync.spec import SyncSpec
 from manyhands.worker.abilities import Checkpointable

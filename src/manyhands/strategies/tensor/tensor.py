@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.config.all_reduces import all_reduce_option
-from manyhands.config.declare import check_declared, option
+from manyhands.config.option_declaration import check_declared, option
 from manyhands.strategies.strategy import Strategy
 from manyhands.strategies.tensor.spec import TensorSpec
-from manyhands.validate import whole
+from manyhands.value_checks import whole
 from manyhands.worker.abilities import SplitsModel
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ import torch
 from mpi4py import MPI
 
 from manyhands.comm import ulfm
-from manyhands.config.checks import replace_options
+from manyhands.config.option_conflicts import replace_options
 from manyhands.data.reassignment import examples, reassign
 from manyhands.errors import ConfigError, TooFewError, WorkerError
 from manyhands.worker.abilities import Recoverable, Regroupable

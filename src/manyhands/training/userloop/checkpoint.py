@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from manyhands.comm.rendezvous import agree, ask_leader
-from manyhands.config.declare import COUNT
+from manyhands.config.option_declaration import COUNT
 from manyhands.config.options import options
 from manyhands.errors import ConfigError, DataError
 from manyhands.training import folder_lock, output_folder

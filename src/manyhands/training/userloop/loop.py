@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyhands.config.declare import NON_NEGATIVE, POSITIVE
+from manyhands.config.option_declaration import NON_NEGATIVE, POSITIVE
 from manyhands.errors import ConfigError
 from manyhands.model.early_gradients import EarlyGradients
 from manyhands.model.layers import view_parameters

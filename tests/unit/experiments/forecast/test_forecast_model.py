@@ -12,7 +12,7 @@ from manyhands.allreduce import cost
 from manyhands.comm.compression import compressed_cost
 from manyhands.errors import ConfigError
 from manyhands.experiments.forecast import Calibration, Network, Placement, strategy_models
-from manyhands.experiments.forecast import model as forecast
+from manyhands.experiments.forecast import step_time as forecast
 from manyhands.experiments.forecast.calibration import Curve, Group, Point, Service, interpolate
 from manyhands.experiments.forecast.communication_cost import (
     estimate_allreduce,

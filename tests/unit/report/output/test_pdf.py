@@ -18,7 +18,7 @@ from manyhands.report.figures import theme
 from manyhands.report.figures.all_figures import charts
 from manyhands.report.output import pdf
 from manyhands.report.output.pdf import lay_out
-from manyhands.report.output.typeset import A4, MARGIN, Flow, Paragraph, blank
+from manyhands.report.output.pdf_layout import A4, MARGIN, Flow, Paragraph, blank
 from manyhands.report.records.load import read
 from manyhands.report.wording.formatting import beside_axis
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from event_files import points
 
-from manyhands.config import checks
+from manyhands.config import option_conflicts
 from manyhands.config.options import configure
 from manyhands.errors import ConfigError
 from manyhands.training.process import tensorboard
@@ -98,14 +98,14 @@ def test_a_worker_that_came_later_has_no_loss_of_earlier_epochs(tmp_path: Path) 
 
 
 def test_where_it_is_not_installed_the_message_says_what_to_install(monkeypatch: Any) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(option_conflicts, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[tensorboard\]'"):
         configure({"tensorboard": True})
     assert configure({}).tensorboard is False
 
 
 def test_it_is_imported_only_where_it_is_asked_for() -> None:
-    code = "import sys; from manyhands.training import job, setup\n"
+    code = "import sys; from manyhands.training import job, start_fit\n"
     code += "from manyhands.training.process import build, record\n"
     code += "print('tensorboard' in sys.modules)"
     done = subprocess.run(

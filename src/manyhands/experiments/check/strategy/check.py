@@ -17,7 +17,7 @@ from manyhands.experiments.check.strategy.supervision import gather_evidence
 from manyhands.experiments.check.strategy.traffic import list_traffic
 from manyhands.experiments.check.strategy.trial_runs import Subject, list_trials
 from manyhands.launch.mpi import find_mpi
-from manyhands.training import setup
+from manyhands.training import start_fit
 
 SIZES = (1, 2, 3)
 _MOST = 8
@@ -106,7 +106,7 @@ def check_strategy(
         subject = Subject(target, subject.options, (1,), mpi, patience)
     for trial in list_trials(subject):
         if not trial.resumes:
-            setup.planned_run(**subject.fit_options(trial))  # refuses what no run could do
+            start_fit.planned_run(**subject.fit_options(trial))  # refuses what no run could do
     evidence = gather_evidence(subject)
     judge = Judge(subject, evidence, expect_equal=expect_equal)
     findings = judge.judge()

@@ -24,7 +24,7 @@ from manyhands.experiments.check.strategy.trial_runs import (
 from manyhands.launch.failures import report_failure
 from manyhands.launch.status_board import BOARD_FILE, Board
 from manyhands.launch.worker_log import redirect_output
-from manyhands.training import setup
+from manyhands.training import start_fit
 from manyhands.training.process import mpi_main
 
 PRELOAD = (*mpi_main.PRELOAD, "manyhands.training.process.existing_group_main")
@@ -77,7 +77,7 @@ class Process:
             other_examples=followed == trial.changed,
         )
         try:
-            run = agree(group, lambda: setup.planned_run(**options))
+            run = agree(group, lambda: start_fit.planned_run(**options))
             run.join(group, chosen=True, progress=False)
         finally:
             self.probe.end()

@@ -31,7 +31,7 @@ from manyhands.launch.mpi import find_mpi
 from manyhands.launch.process_group_spec import LaunchSpec
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.signals import raise_on_signals
-from manyhands.training import setup
+from manyhands.training import start_fit
 
 GROUPS = ("group", "resumed")  # folders
 _MODULE = "manyhands.experiments.check.strategy.checked_process"
@@ -172,7 +172,7 @@ def _run_alone(subject: Subject, evidence: Evidence, folder: Path, output: Path)
         options = {**subject.fit_options(trial), "timeout": max(_LEAST, subject.patience)}
         place = str(output / (trial.resumes or trial.name))
         options["resume" if trial.resumes else "output"] = place
-        setup.fit(progress=False, **options)
+        start_fit.fit(progress=False, **options)
 
 
 def _collect(evidence: Evidence, output: Path) -> None:
@@ -272,7 +272,7 @@ def kill_worker(subject: Subject, workers: int, on_failure: str) -> Killed:
     with private_folder() as folder, Faults().kill(rank, step=_KILLED_STEP):
         mark = json.loads(os.environ[VARIABLE])["struck"]
         try:
-            record = setup.fit(progress=False, output=str(folder / "run"), **options).record
+            record = start_fit.fit(progress=False, output=str(folder / "run"), **options).record
         except ManyhandsError as raised:
             error = raised
         seconds = time.monotonic() - begin

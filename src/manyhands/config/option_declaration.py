@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from manyhands.validate import Range, whole
+from manyhands.value_checks import Range, whole
 
 _LARGEST = 3.4028234663852886e38  # of float32, the type of the parameters
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from manyhands import validate
+from manyhands import value_checks
 from manyhands.config.parse import Partition
 from manyhands.data.shuffle import draws, permutation, uniforms
 from manyhands.errors import ConfigError
@@ -32,7 +32,7 @@ def check_shares(shares: Sequence[float], size: int) -> None:
         raise ConfigError(
             f"shares has {len(shares)} numbers; expected one for each of {size} workers"
         )
-    validate.positive(**{f"shares[{rank}]": share for rank, share in enumerate(shares)})
+    value_checks.positive(**{f"shares[{rank}]": share for rank, share in enumerate(shares)})
     if abs(math.fsum(shares) - 1) > 1e-6:
         raise ConfigError(f"shares sum to {math.fsum(shares):g}; expected 1")
 

@@ -16,8 +16,8 @@ import manyhands.strategies  # noqa: F401  (registers their options)
 from manyhands.comm.rendezvous import agree, compare_versions, surrounding_group
 from manyhands.comm.single_process import SingleProcess
 from manyhands.config.core_counts import CORES, fit_to_cores
-from manyhands.config.declare import find_tagged
 from manyhands.config.import_path import get_name
+from manyhands.config.option_declaration import find_tagged
 from manyhands.config.options import configure
 from manyhands.config.run import RunConfig
 from manyhands.data.datasets import Data, load
