@@ -51,7 +51,7 @@ test: $(DEV)  ## run the unit tests, then the parallel ones under mpiexec
 test-gpu: $(DEV)  ## run the tests that need an NVIDIA GPU; they skip where there is none
 	$(BIN)/python -m pytest -rs tests/gpu
 
-test-integrations: $(DEV)  ## run the scripts with scikit-learn, Transformers, Lightning and others, offline
+test-integrations: $(DEV)  ## install scikit-learn, Transformers, Lightning and others, and run the scripts with them
 	@$(PIP) -e '.[integrations]'
 	$(BIN)/python -m pytest -rs tests/integrations
 

@@ -1,6 +1,7 @@
 """Hugging Face Accelerate over MPI, from stock wheels.
 
-Run it under an mpiexec: `mpiexec -n 2 python examples/integrations/accelerate_over_mpi.py`.
+Needs `pip install '.[integrations]'`. Run it under an mpiexec:
+`mpiexec -n 2 python examples/integrations/accelerate_over_mpi.py`.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Train from data sets of Hugging Face: `python examples/integrations/hugging_face_datasets.py`.
 
-The rows are made here, so that nothing is downloaded; `load_dataset` returns the same types. Each
-worker reads the rows of its own share when they are due.
+Needs `pip install '.[integrations]'`. The rows are made here, so that nothing is downloaded;
+`load_dataset` returns the same types. Each worker reads the rows of its own share when they are
+due.
 """
 
 import numpy as np

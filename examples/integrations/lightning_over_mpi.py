@@ -1,6 +1,7 @@
 """Lightning over MPI, from stock wheels.
 
-Run it under an mpiexec: `mpiexec -n 2 python examples/integrations/lightning_over_mpi.py`.
+Needs `pip install '.[integrations]'`. Run it under an mpiexec:
+`mpiexec -n 2 python examples/integrations/lightning_over_mpi.py`.
 """
 
 import os

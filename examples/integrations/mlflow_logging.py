@@ -1,7 +1,7 @@
 """Log a search to MLflow: each run is a child of the active run, with its model as an artifact.
 
-Needs `pip install mlflow-skinny`. The runs are kept in a folder; a tracking server's address does
-as well.
+Needs `pip install '.[mlflow]'`. The runs are kept in a folder; or give a tracking server's address
+(not tested).
 """
 
 import os

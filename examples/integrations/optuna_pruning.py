@@ -1,7 +1,8 @@
 """Search a learning rate with Optuna, which ends hopeless trials after a few epochs.
 
-Needs `pip install optuna`. Each trial is a run with two workers. The callback is called in this
-process (`callbacks_in="caller"`), where the trial is; what it raises ends the run on all workers.
+Needs `pip install '.[integrations]'`. Each trial is a run with two workers. The callback is called
+in this process (`callbacks_in="caller"`), where the trial is; what it raises ends the run on all
+workers.
 """
 
 import optuna

@@ -1,6 +1,6 @@
 """Search a network's width and learning rate with scikit-learn, then train it with two workers.
 
-Needs `pip install scikit-learn`. The search trains in this process; with `n_jobs=-1` its fits run
+Needs `pip install '.[sklearn]'`. The search trains in this process; with `n_jobs=-1` its fits run
 in parallel. The digits come with scikit-learn.
 """
 
@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from manyhands.sklearn import Classifier
+import manyhands as mh
 
 
 def net(features, outputs, width):
@@ -22,7 +22,7 @@ def net(features, outputs, width):
 def main():
     X, y = load_digits(return_X_y=True)
     X, X_test, y, y_test = train_test_split(X, y, test_size=0.25, random_state=0)
-    pipe = make_pipeline(StandardScaler(), Classifier(epochs=5, random_state=0))
+    pipe = make_pipeline(StandardScaler(), mh.sklearn.Classifier(epochs=5, random_state=0))
     grid = {
         "classifier__model": [partial(net, width=width) for width in (8, 32)],
         "classifier__lr": [1e-3, 1e-2],

@@ -1,6 +1,7 @@
 """The Trainer of Hugging Face Transformers over MPI, with a tiny model of random weights.
 
-Run it under an mpiexec: `mpiexec -n 2 python examples/integrations/trainer_over_mpi.py`.
+Needs `pip install '.[integrations]'`. Run it under an mpiexec:
+`mpiexec -n 2 python examples/integrations/trainer_over_mpi.py`.
 """
 
 import tempfile

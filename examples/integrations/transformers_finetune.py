@@ -1,7 +1,8 @@
 """Fine-tune a Transformers model as it is: `python examples/integrations/transformers_finetune.py`.
 
-The model is tiny and its weights are random, so that nothing is downloaded. With your own, write
-`AutoModelForSequenceClassification.from_pretrained(name)` and the tokenizer's result.
+Needs `pip install '.[integrations]'`. The model is tiny and its weights are random, so that nothing
+is downloaded. With your own, write `AutoModelForSequenceClassification.from_pretrained(name)` and
+the tokenizer's result.
 """
 
 import numpy as np

@@ -1,6 +1,7 @@
 """Log a run to Weights & Biases, offline: options at the start, figures after each epoch.
 
-Needs `pip install wandb`. `wandb sync FOLDER` uploads what an offline run has kept.
+Needs `pip install '.[wandb]'`. `wandb sync wandb/offline-run-*` uploads it. To log online, leave
+`mode="offline"` out (not tested).
 """
 
 import manyhands as mh

@@ -51,9 +51,10 @@ def show_source(path: Path) -> str:
     title = path.relative_to(ROOT).as_posix()
     if path.is_dir():
         entries = sorted(p.name + "/" * p.is_dir() for p in path.iterdir() if p.name[0] not in "._")
-        return f"# {title}/\n\nA folder of the repository:\n\n" + "".join(
-            f"- `{entry}`\n" for entry in entries
-        )
+        # The program's hundreds of modules would be most of the site.
+        line = "- `{0}`\n" if path.is_relative_to(ROOT / "src") else "- [`{0}`]({1}/{0})\n"
+        listed = "".join(line.format(entry, path.name) for entry in entries)
+        return f"# {title}/\n\nA folder of the repository:\n\n{listed}"
     if path.suffix == ".md":
         return path.read_text()
     if path.stat().st_size > LARGEST or path.suffix in (".xz", ".png"):

@@ -203,6 +203,16 @@ def test_links_that_leave_the_site_lead_to_pages_of_sources():
     assert needed == {ROOT / "src/manyhands/api.py"}
 
 
+def test_the_entries_of_a_folder_lead_to_pages_of_their_own():
+    folder = ROOT / "examples/allreduces"
+    page = site_pages.name_source(folder)
+    text, needed = site_pages.rewrite_links(site_pages.show_source(folder), folder.parent, page)
+    assert "- [`ring.py`](allreduces/ring.py.md)\n" in text
+    assert needed == set(folder.glob("*.py"))
+    modules = site_pages.show_source(ROOT / "src/manyhands/data")
+    assert "- `lazy.py`\n" in modules
+
+
 def test_records_are_not_part_of_the_site():
     assert not site_pages.is_page(DOCS / "records" / "sync.tar.xz")
     assert "/records/" in SITE["exclude_docs"].split()
