@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from manyhands.report.analysis.configurations import name, place
 from manyhands.report.analysis.rounds import ratio
@@ -117,6 +118,17 @@ def against_reference(row: Row, form: Callable[[float], str] = "{:.3g}".format) 
     return ranged(
         "examples per second" if weak else "seconds", row.ranged_speedup, row.runs, row.reference,
         form, how="multiple" if weak else "ratio",
+    )  # fmt: skip
+
+
+def speedup_end(row: Row, end: Literal["low", "high"]) -> Fact:
+    """State the lowest, or the highest, speed-up of the repeats."""
+    assert row.shown_range is not None
+    weak = row.scaling == "weak"
+    value = getattr(row.shown_range, end)
+    return fact(
+        "examples per second" if weak else "seconds", value, how="multiple" if weak else "ratio",
+        runs=row.runs, against=row.reference, text=times(value), parameters={"end": end},
     )  # fmt: skip
 
 
