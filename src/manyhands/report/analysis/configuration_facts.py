@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from manyhands.report.analysis.configurations import name, place
-from manyhands.report.analysis.rounds import ratio
+from manyhands.report.analysis.rounds import ratio, rounds
 from manyhands.report.analysis.spread import Spread
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.records.runs import Run
@@ -137,6 +137,11 @@ def pace(row: Row, other: Row) -> Sentence:
     found = ratio("seconds", other.runs, row.runs)
     assert found is not None
     return ranged("seconds", found, row.runs, other.runs, "{:.2f} times".format, how="ratio")
+
+
+def within(row: Row, other: Row) -> str:
+    """Say "within rounds" of a ratio of two times, where it is no ratio of their medians."""
+    return "within rounds" if rounds(row.runs, other.runs) else ""
 
 
 def ranged(

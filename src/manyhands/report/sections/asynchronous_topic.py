@@ -83,8 +83,10 @@ def _who(summary: Summary, row: Row) -> Name:
 def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
     first, second = sorted((row, base), key=lambda each: facts.time(each).value)
     verdict = compare(row, base, "seconds", comparisons)
+    within = facts.within(first, second)
     faster = say(
-        ": {which} is {pace} as fast",
+        "{within}{which} is {pace} as fast",
+        within=f"; {within}, " if within else ": ",
         which=_who(summary, first),
         pace=facts.pace(first, second),
     )

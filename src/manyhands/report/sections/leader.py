@@ -174,12 +174,13 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
     behind = facts.excess(
         choice.measure, *ends, lambda part: percent(part, 0 if part >= 0.01 else 1)
     )
+    within = f" {facts.within(*ends)}".rstrip()
     number = enough(choice.leader, rival, test)
     if number is None:
         close = _behind(choice, rival) <= CLOSE
         return say(
-            "{who} is {behind} behind; {most} repeats would not separate the two. {advice}.",
-            behind=behind,
+            "{who} is {behind} behind{within}; {most} repeats would not separate the two. {advice}.",
+            behind=behind, within=within,
             who=who(summary, rival), most=facts.threshold("most repeats", MOST, str(MOST)),
             advice="Treat them as equal" if close else "Measure on a quieter machine",
         )  # fmt: skip
@@ -191,8 +192,9 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
         },
     )  # fmt: skip
     return say(
-        "{who} is {behind} behind; with this spread, --repeats {repeats} should separate the two.",
-        who=who(summary, rival), behind=behind, repeats=repeats,
+        "{who} is {behind} behind{within}; with this spread, --repeats {repeats} should separate "
+        "the two.",
+        who=who(summary, rival), behind=behind, repeats=repeats, within=within,
     )  # fmt: skip
 
 
