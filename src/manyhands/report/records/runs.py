@@ -33,6 +33,7 @@ class Process:
     update: float | None
     communicate: float | None
     wait: float | None
+    idle: float | None  # after its own end, until the slowest worker has finished
     bytes: float | None  # sent in messages
     messages: float | None
     shared: float | None  # bytes written into shared memory

@@ -179,7 +179,8 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
     if number is None:
         close = _behind(choice, rival) <= CLOSE
         return say(
-            "{who} is {behind} behind{within}; {most} repeats would not separate the two. {advice}.",
+            "{who} is {behind} behind{within}; {most} repeats would not separate the two. "
+            "{advice}.",
             behind=behind, within=within,
             who=who(summary, rival), most=facts.threshold("most repeats", MOST, str(MOST)),
             advice="Treat them as equal" if close else "Measure on a quieter machine",
