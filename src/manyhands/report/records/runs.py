@@ -140,7 +140,7 @@ class Run:
 
     @property
     def robbed(self) -> float:
-        """The least part of some worker's computing in which it had no core, though it had one.
+        """The least part of a worker's computing without a core, though there were enough.
 
         Its time on a core includes what it communicated, so the true part may be larger.
         """

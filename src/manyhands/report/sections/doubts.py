@@ -101,6 +101,8 @@ def disturbed_clause(row: Row) -> Sentence:
     if len(row.runs) == 1:
         return say(" Its run was disturbed.")
     if len(row.disturbed) == len(row.runs):
+        if len(row.runs) == 2:
+            return say(" Both its runs were disturbed.")
         return say(" All its {all} were disturbed.", all=facts.count(row.runs))
     return say(
         " {some} of its {all} {were} disturbed.", some=facts.count(row.disturbed, ""),
