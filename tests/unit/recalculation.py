@@ -365,14 +365,10 @@ def derived(
         return ratio / typical(runs, "processes", more)
     if what.endswith(" share"):
         phases = what.removesuffix(" share").split(" and ")
-        team = [(run, p) for run in runs for p in run["workers"] if p.get("role") != "master"]
-        whole = math.fsum(one(run, "seconds", more) for run, _ in team)
-        spent = {name: [p.get(name) or 0 for _, p in team] for name in PHASES}
-        spent["wait"] = [waited(run, p) for run, p in team]
-        parts = {name: math.fsum(values) / whole for name, values in spent.items()}
-        if phases == ["unmeasured"]:
-            return 1 - sum(parts.values())
-        return sum(parts[phase] for phase in phases)
+        everything = phases == ["unmeasured"]
+        parts = [spent(run, (*PHASES, "idle") if everything else phases) for run in runs]
+        end = {"low": min, "high": max}.get(more.get("end", ""), statistics.median)
+        return 1 - end(parts) if everything else end(parts)
     if what == "target accuracy":
         return max(t for run in runs if (t := run["result"].get("target_accuracy")) is not None)
     if what == "accuracy that half reached":
@@ -469,15 +465,22 @@ def _part(privacy: Record, first: int) -> float:
     return accountant.epsilon(some, privacy["delta"]) / privacy["epsilon_pld"]
 
 
-def waited(run: Record, process: Record) -> float:
-    """Return a worker's waiting, with what it idles until the slowest has finished."""
+def spent(run: Record, phases: Sequence[str]) -> float:
+    """Return which part of a run's time its workers spent in some phases."""
+    team = [p for p in run["workers"] if p.get("role") != "master"]
+    known = [idle(run, p) if name == "idle" else p.get(name) or 0 for p in team for name in phases]
+    return math.fsum(known) / (one(run, "seconds", {}) * len(team))
+
+
+def idle(run: Record, process: Record) -> float:
+    """Return how long a worker idles until the slowest has finished."""
     team = [p for p in run["workers"] if p.get("role") != "master"]
     if not run.get("privacy") and all("training" in p for p in team):
-        return process["wait"] + max(p["training"] for p in team) - process["training"]
+        return max(p["training"] for p in team) - process["training"]
     rest = [
         max(one(run, "seconds", {}) - sum(p.get(phase) or 0 for phase in PHASES), 0) for p in team
     ]
-    return process["wait"] + rest[team.index(process)] - min(rest)
+    return rest[team.index(process)] - min(rest)
 
 
 def robbed(run: Record) -> float:

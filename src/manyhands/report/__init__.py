@@ -76,7 +76,9 @@ def _summary(folders: Sequence[Path]) -> Summary:
         problems = "; ".join(f"{p.where} {p.message}" for p in loaded.problems[:5])
         names = ", ".join(str(folder) for folder in folders)
         raise ConfigError(
-            f"no run can be read in {names or 'no folder'}; expected folders with run.json or "
-            f"sweep.json{'. ' + problems if problems else ''}"
+            f"no run can be read: {problems}"
+            if problems
+            else f"no run can be read in {names or 'no folder'}; expected folders with run.json or "
+            "sweep.json"
         )
     return summarise(loaded)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
+from manyhands.report.analysis import run_facts
 from manyhands.report.analysis.configurations import name, place
-from manyhands.report.analysis.rounds import ratio
+from manyhands.report.analysis.rounds import ratio, rounds
 from manyhands.report.analysis.spread import Spread
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.records.runs import Run
@@ -119,11 +121,27 @@ def against_reference(row: Row, form: Callable[[float], str] = "{:.3g}".format) 
     )  # fmt: skip
 
 
+def speedup_end(row: Row, end: Literal["low", "high"]) -> Fact:
+    """State the lowest, or the highest, speed-up of the repeats."""
+    assert row.shown_range is not None
+    weak = row.scaling == "weak"
+    value = getattr(row.shown_range, end)
+    return fact(
+        "examples per second" if weak else "seconds", value, how="multiple" if weak else "ratio",
+        runs=row.runs, against=row.reference, text=times(value), parameters={"end": end},
+    )  # fmt: skip
+
+
 def pace(row: Row, other: Row) -> Sentence:
     """State how many times as long another configuration takes, and the range of the repeats."""
     found = ratio("seconds", other.runs, row.runs)
     assert found is not None
     return ranged("seconds", found, row.runs, other.runs, "{:.2f} times".format, how="ratio")
+
+
+def within(row: Row, other: Row) -> str:
+    """Say "within rounds" of a ratio of two times, where it is no ratio of their medians."""
+    return "within rounds" if rounds(row.runs, other.runs) else ""
 
 
 def ranged(
@@ -178,18 +196,35 @@ def rate(row: Row) -> Fact:
     return fact("examples per second", row.rate, runs=row.runs, text=f"{row.rate:,.0f}")
 
 
-def share(row: Row, phase: str) -> Fact:
-    """State which part of the workers' time a phase took, over all repeats."""
-    value = row.shares.get(phase, 0.0)
-    return fact(f"{phase} share", value, how="derived", runs=row.runs, text=percent(value))
+def share(row: Row, *phases: str) -> Sentence:
+    """State which part of the workers' time some phases took: the median and the range."""
+    found = run_facts.share(row.runs, *phases) or Spread(0.0, 0.0, 0.0, 0)
+    low, high = percent(found.low), percent(found.high)
+    stated = _share(row, phases, found.median)
+    if low == high:
+        return say("{median}", median=stated)
+    return say(
+        "{median} ({low} to {high})", median=stated, low=_share(row, phases, found.low, "low"),
+        high=_share(row, phases, found.high, "high"),
+    )  # fmt: skip
 
 
-def lost(row: Row) -> Fact:
-    """State which part of the workers' time was communication or waiting, over all repeats."""
-    value = row.shares.get("communicate", 0.0) + row.shares.get("wait", 0.0)
+def _share(row: Row, phases: Sequence[str], value: float, end: str = "") -> Fact:
     return fact(
-        "communicate and wait share", value, how="derived", runs=row.runs, text=percent(value)
-    )
+        f"{' and '.join(phases)} share", value, how="derived", runs=row.runs, text=percent(value),
+        parameters={"end": end} if end else {},
+    )  # fmt: skip
+
+
+def lost(row: Row) -> Sentence:
+    """State which part of the workers' time was communication or waiting."""
+    return share(row, "communicate", "wait")
+
+
+def idle(row: Row, template: str) -> Sentence:
+    """State the part of the workers' time after their own end, where it is no 0 %."""
+    nothing = percent(row.shares.get("idle", 0.0)) == percent(0.0)
+    return say("") if nothing else say(template, idle=share(row, "idle"))
 
 
 def target(summary: Summary) -> Fact:

@@ -5,16 +5,19 @@ A fact names its quantity, and its value is the median over the runs that it nam
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from manyhands.report.analysis.spread import Spread, spread
 from manyhands.report.records.fields import finite, mapping, number, sequence, total
 from manyhands.report.records.runs import Run
 from manyhands.report.wording.sentences import Fact, fact
 
 ITEM = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # bytes of one number
+PHASES = ("compute", "update", "communicate", "wait", "idle")  # of a worker
 Quantity = Callable[[Run], float | None]
 
 
@@ -84,6 +87,19 @@ def _busy(run: Run) -> list[float]:
 def computing(run: Run) -> float | None:
     """Return the seconds that all workers together compute and update."""
     return total(t for p in run.team if p.trains for t in (p.compute, p.update))
+
+
+def share(runs: Sequence[Run], *phases: str) -> Spread | None:
+    """Return which part of the training time the workers spent in some phases, of each repeat."""
+    return spread(_part(run, phases) for run in runs)
+
+
+def _part(run: Run, phases: Sequence[str]) -> float | None:
+    """Return which part of one run its workers spent in some phases; None if none was measured."""
+    team = [p for p in run.team if p.trains]
+    known = [t for p in team for phase in phases if (t := getattr(p, phase)) is not None]
+    whole = (run.seconds or 0.0) * len(team)
+    return math.fsum(known) / whole if known and whole > 0 else None
 
 
 def skew(run: Run) -> float | None:

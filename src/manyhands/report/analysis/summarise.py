@@ -9,14 +9,13 @@ from dataclasses import replace
 from manyhands.report.analysis import disturbance
 from manyhands.report.analysis.best_configuration import choose, with_unlearned
 from manyhands.report.analysis.rounds import ordered
+from manyhands.report.analysis.run_facts import PHASES, share
 from manyhands.report.analysis.run_groups import Group, layout
 from manyhands.report.analysis.scaling_laws import Fit, fit
 from manyhands.report.analysis.speedup_reference import with_speedups
 from manyhands.report.analysis.spread import median, spread
 from manyhands.report.analysis.summary import AMOUNT, Choice, Row, Summary
 from manyhands.report.records.runs import Loaded, Run
-
-PHASES = ("compute", "update", "communicate", "wait")
 
 
 def summarise(loaded: Loaded) -> Summary:
@@ -107,21 +106,8 @@ def _row(group: Group, x: float, runs: Sequence[Run]) -> Row:
         callbacks=median(run.callbacks for run in runs),
         bytes=median(run.bytes for run in runs),
         messages=median(run.messages for run in runs),
-        shares=_shares(runs),
+        shares={p: found.median for p in PHASES if (found := share(runs, p))},
     )
-
-
-def _shares(runs: Sequence[Run]) -> dict[str, float]:
-    """Return which part of the training time the workers spent in each phase, over all repeats."""
-    time = math.fsum(run.seconds or 0 for run in runs for p in run.team if p.trains)
-    if time <= 0:
-        return {}
-    return {
-        phase: math.fsum(getattr(p, phase) or 0 for run in runs for p in run.team if p.trains)
-        / time
-        for phase in PHASES
-        if any(getattr(p, phase) is not None for run in runs for p in run.team if p.trains)
-    }
 
 
 def _all_evaluated(rows: Sequence[Row]) -> bool:

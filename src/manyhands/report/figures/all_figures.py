@@ -243,7 +243,7 @@ def _inside(summary: Summary) -> Iterator[Chart]:
             id="phases", title="Where the time goes", y_label="",
             x_label="seconds" + (", median of the repeats" * (summary.repeats > 1)),
             draw=lambda ax: phases.draw(ax, summary), comment=bottlenecks.comment(summary),
-            alt="seconds that each process spends computing, updating, communicating and waiting",
+            alt="seconds that each process computes, updates, communicates, waits and is idle",
             height=phases.tall(rows),
             left=_margin(max(len(name(summary, row)) for row in rows)),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from statistics import fmean
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.configuration_facts import who
 from manyhands.report.analysis.configurations import typical_run
+from manyhands.report.analysis.run_facts import PHASES, share
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.records.fields import number
 from manyhands.report.records.runs import Process, Run
@@ -16,6 +17,7 @@ from manyhands.report.wording.sentences import Fact, How, Sentence, capitalised,
 
 NOTABLE = 0.1
 FREE = ("server", "hogwild")  # strategies that do not wait, but for evaluations
+LOST = {"communicate": "communication", "wait": "waiting", "idle": "idling at the end"}
 MOSTLY = 0.5  # of a loss: a cause that explains less is not named
 
 
@@ -23,10 +25,13 @@ def lost(row: Row) -> Sentence:
     """Say which part of the time was not computing; nothing if it was not measured."""
     if row.shares.get("wait") is None or row.shares.get("communicate") is None or not _several(row):
         return say("")
-    rest = 1 - sum(row.shares.values())
+    found = share(row.runs, *PHASES)
+    rest = 1 - found.median if found else 0.0
     other = fact("unmeasured share", rest, how="derived", runs=row.runs, text=percent(rest))
+    idle = facts.idle(row, " and {idle} idle at the end, until the slowest has finished")
     return say(
-        "{whose} spend {communicate} of their time communicating and {wait} waiting{other}",
+        "{whose} spend {communicate} of their time communicating{sep}{wait} waiting{idle}{other}",
+        idle=idle, sep=", " if idle else " and ",
         whose="workers" if row.workers > 1 else "processes",
         communicate=facts.share(row, "communicate"), wait=facts.share(row, "wait"),
         other=say("; {rest} is in no phase that is measured", rest=other) if rest > NOTABLE else "",
@@ -47,14 +52,19 @@ def why_not_more(row: Row, following: Row) -> Sentence:
             workers=workers, processes=facts.processes(following),
             cores=facts.cores(following),
         )  # fmt: skip
-    wait, communicate = (following.shares.get(p, 0.0) for p in ("wait", "communicate"))
-    if wait + communicate < NOTABLE or not _explains(row, following):
+    if _lost(following) < NOTABLE or not _explains(row, following):
         return say("")
-    phase, words = ("wait", "waiting") if wait > communicate else ("communicate", "communication")
+    phase, words = max(LOST.items(), key=lambda pair: following.shares.get(pair[0], 0.0))
     return say(
         "with {workers}, {words} takes {share} of the time", workers=workers, words=words,
         share=facts.share(following, phase),
     )  # fmt: skip
+
+
+def _lost(row: Row) -> float:
+    """Return which part of the time the workers communicate, wait, or idle at the end."""
+    found = share(row.runs, *LOST)
+    return found.median if found else 0.0
 
 
 def _explains(row: Row, following: Row) -> bool:
@@ -62,10 +72,7 @@ def _explains(row: Row, following: Row) -> bool:
     if row.seconds is None or following.seconds is None or row.by_rate:
         return False
     ideal = row.seconds.median * row.workers / following.workers
-    before, after = (
-        sum(each.shares.get(phase, 0.0) for phase in ("wait", "communicate"))
-        for each in (row, following)
-    )
+    before, after = _lost(row), _lost(following)
     lost = following.seconds.median - ideal
     return after * following.seconds.median - before * ideal >= MOSTLY * lost > 0
 
@@ -133,7 +140,9 @@ def waiting(summary: Summary) -> list[Sentence]:
     if len(roomy) < len(rows):
         most = "Where each process has a core, the most time is lost with {who}"
     rows = roomy
-    row = max(rows, key=lambda each: each.shares["communicate"] + each.shares["wait"])
+    row = max(rows, key=_lost)
+    if rows[1:] and percent(_lost(row)) == percent(0.0):
+        return _masters(summary)
     lagging = row.group.strategy not in FREE and _same_in_all(row)
     slowest = _slowest(typical_run(row)) if lagging else say("")
     more = say("; {slowest}", slowest=slowest) if slowest else say("")
@@ -261,6 +270,14 @@ def help_wanted(summary: Summary) -> list[Sentence]:
                 "{who} spends {share} of its time waiting: give slow workers less work{option}, or "
                 "use a strategy that does not wait.",
                 who=who(summary, most), share=facts.share(most, "wait"), option=option,
+            )
+        )  # fmt: skip
+    if most := _largest(fitting, "idle"):
+        states.append(
+            say(
+                "{who} is idle for {share} of its time at the end, until the slowest worker has "
+                "finished: give slow workers less work.",
+                who=who(summary, most), share=facts.share(most, "idle"),
             )
         )  # fmt: skip
     if not states:

@@ -77,10 +77,20 @@ def baseline(summary: Summary) -> Sentence:
         rest = "" if len(own) == len(shown) else " For the others it is against the sequential run."
         return say(
             "Speed-up, in {what}, is against the strategy's own run with one worker for {names}: "
-            "their configurations share no sequential run of the same task.{rest}",
-            names=names, what=what, rest=rest,
+            "{why}.{rest}",
+            names=names, what=what, rest=rest, why=_apart(summary, own),
         )  # fmt: skip
     return say("")
+
+
+def _apart(summary: Summary, own: Sequence[Row]) -> str:
+    """Say why configurations of a curve are not compared with a sequential run."""
+    batches = {row.group: set[float | None]() for row in own}
+    for row in own:
+        batches[row.group].add(row.runs[0].update)
+    if all(len(held) > 1 for held in batches.values()):
+        return "the batch grows with the workers, so no one sequential run fits all"
+    return "their configurations share no sequential run of the same task"
 
 
 def _peaks(summary: Summary) -> list[Sentence]:

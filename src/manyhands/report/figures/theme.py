@@ -36,6 +36,7 @@ PHASES = {
     "update": ("updating parameters", SERIES[5]),
     "communicate": ("communicating", SERIES[4]),
     "wait": ("waiting", SERIES[1]),
+    "idle": ("idle at the end", SERIES[2]),
     "other": ("anything else", REST),
 }
 RC: dict[Any, Any] = {

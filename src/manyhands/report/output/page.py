@@ -333,6 +333,7 @@ def _detail_columns() -> list[Column]:
         Column("updating", share("update"), minor=True),
         Column("communicating", share("communicate"), minor=True),
         Column("waiting", share("wait"), minor=True),
+        Column("idle at the end", share("idle"), minor=True),
     ]
 
 

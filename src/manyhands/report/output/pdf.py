@@ -291,7 +291,7 @@ def _measured(summary: Summary) -> Iterable[tuple[str, list[Paragraph]]]:
         yield "Privacy", [_body(sentence) for sentence in privacy_statement.sentences(summary)]
     made = [Paragraph(words=line, size=6.6, family="monospace") for line in commands(summary)[:4]]
     if made:
-        yield "How to make it again", made
+        yield "How it was made", made
     for block in (*privacy_statement.statements(summary), *blocks(summary)):
         words = "; ".join(f"{key}: {value}" for key, value in block["pairs"])
         yield block["title"], [Paragraph(words=words, size=SIZE)]

@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from manyhands.errors import ManyhandsError
 from manyhands.launch import atomic_files
+from manyhands.report.analysis.run_facts import PHASES
 from manyhands.report.analysis.spread import Spread, median
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.output import notebook
@@ -149,7 +150,7 @@ def _configuration(row: Row, summary: Summary, axes: Sequence[str]) -> dict[str,
         "startup": row.startup,
         "evaluation": row.evaluation,
         "callbacks": row.callbacks,
-        **{f"{p}_share": row.shares.get(p) for p in ("compute", "update", "communicate", "wait")},
+        **{f"{p}_share": row.shares.get(p) for p in PHASES},
         "leads": row.leads,
         "best": row.best,
     }

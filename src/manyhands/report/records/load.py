@@ -202,7 +202,7 @@ def parse(record: Mapping[str, Any], *, identity: str, where: str, scaling: str 
     record = published(record)
     config = mapping(record.get("config"))
     seconds = number(record, "result", "seconds") or number(record, "seconds", "training")
-    team = _waiting_to_the_end(
+    team = _idle_at_the_end(
         [_process(w) for w in sequence(record.get("workers")) if isinstance(w, Mapping)], seconds
     )
     workers = int(number(config, "workers") or sum(p.trains for p in team) or 1)
@@ -282,6 +282,7 @@ def _process(worker: Mapping[str, Any]) -> Process:
         update=number(worker, "update"),
         communicate=number(worker, "communicate"),
         wait=number(worker, "wait"),
+        idle=None,
         bytes=sent,
         messages=number(worker, "messages"),
         shared=shared,
@@ -289,8 +290,8 @@ def _process(worker: Mapping[str, Any]) -> Process:
     )
 
 
-def _waiting_to_the_end(team: Sequence[Process], seconds: float | None) -> tuple[Process, ...]:
-    """Count as waiting what a worker idles until the slowest has finished as well.
+def _idle_at_the_end(team: Sequence[Process], seconds: float | None) -> tuple[Process, ...]:
+    """Add how long each worker idles after its own end, until the slowest has finished as well.
 
     No phase is recorded then. Where a record does not say when each worker finished (private runs
     do not), the worker with the least time outside of its phases shows what is not idling.
@@ -305,10 +306,7 @@ def _waiting_to_the_end(team: Sequence[Process], seconds: float | None) -> tuple
             for p in mine
         }
     least = min(rest.values(), default=0.0)
-    return tuple(
-        replace(p, wait=(p.wait or 0.0) + rest[p.rank] - least) if p.rank in rest else p
-        for p in team
-    )
+    return tuple(replace(p, idle=rest[p.rank] - least) if p.rank in rest else p for p in team)
 
 
 def _epochs(

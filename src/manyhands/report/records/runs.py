@@ -33,6 +33,7 @@ class Process:
     update: float | None
     communicate: float | None
     wait: float | None
+    idle: float | None  # after its own end, until the slowest worker has finished
     bytes: float | None  # sent in messages
     messages: float | None
     shared: float | None  # bytes written into shared memory
@@ -132,10 +133,18 @@ class Run:
         return self.starved or self.beside or self.profiled
 
     @property
-    def robbed(self) -> float:
-        """The part of some worker's computing in which it had no core, though there were enough."""
+    def judged(self) -> bool:
+        """Whether its times on a core tell of other programs: each process had a core to itself."""
         elsewhere = self.config.get("device", "cpu") != "cpu" or self.config.get("slow")
-        if elsewhere or (self.cores is not None and self.processes > self.cores):
+        return not elsewhere and (self.cores is None or self.processes <= self.cores)
+
+    @property
+    def robbed(self) -> float:
+        """The least part of a worker's computing without a core, though there were enough.
+
+        Its time on a core includes what it communicated, so the true part may be larger.
+        """
+        if not self.judged:
             return 0.0
         parts = [
             1 - process.cpu / busy

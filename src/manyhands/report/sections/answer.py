@@ -205,7 +205,7 @@ def _gain(summary: Summary, choice: Choice) -> Sentence:
     against = (
         say("{label} with one worker", label=facts.label(row))
         if row.by_own
-        else say("the sequential run")
+        else _sequential(summary, row)
     )
     if any(run.disturbed for run in row.reference) and row.reference != row.runs:
         against = say("{against} (disturbed)", against=against)
@@ -216,6 +216,15 @@ def _gain(summary: Summary, choice: Choice) -> Sentence:
         return say(", no faster than {against}: {pace} as fast", against=against, pace=pace)
     pace = facts.speedup(row, "{:.2f} times".format)
     return say(", {pace} as fast as {against}", pace=pace, against=against)
+
+
+def _sequential(summary: Summary, row: Row) -> Sentence:
+    """Name the sequential run that a configuration is compared with, where there are several."""
+    alone = [one for one in summary.rows if one.group.strategy == "sequential"]
+    base = summary.row_of(row.reference)
+    if base is None or len(alone) == 1:
+        return say("the sequential run")
+    return say("{who}", who=who(summary, base))
 
 
 def _sooner(summary: Summary, row: Row, against: Sentence) -> Sentence:

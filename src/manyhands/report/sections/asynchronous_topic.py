@@ -29,10 +29,14 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
             yield _quality(summary, row, base, comparisons)
     rows = {id(row): row for pair in pairs for row in pair if "wait" in row.shares}.values()
     if rows:
-        parts = [say("{part} with {who}", who=_who(summary, r), part=facts.lost(r)) for r in rows]
+        parts = [
+            say("{part} with {who}{idle}", who=_who(summary, r), part=facts.lost(r),
+                idle=facts.idle(r, ", which is idle for another {idle} at the end"))
+            for r in rows
+        ]  # fmt: skip
         yield say(
             "Part of the workers' time that goes into communication or waiting: {each}.",
-            each=listed(parts),
+            each=listed(parts, "; ", "; "),
         )
 
 
@@ -83,8 +87,10 @@ def _who(summary: Summary, row: Row) -> Name:
 def _pace(summary: Summary, row: Row, base: Row, comparisons: int) -> Sentence:
     first, second = sorted((row, base), key=lambda each: facts.time(each).value)
     verdict = compare(row, base, "seconds", comparisons)
+    within = facts.within(first, second)
     faster = say(
-        ": {which} is {pace} as fast",
+        "{within}{which} is {pace} as fast",
+        within=f"; {within}, " if within else ": ",
         which=_who(summary, first),
         pace=facts.pace(first, second),
     )

@@ -45,10 +45,13 @@ def _robbed(summary: Summary) -> Sentence:
     if not robbed:
         return say("")
     most = max(run.robbed for run in robbed)
+    judged = [run for run in runs if run.judged]
+    fewer = len(judged) < len(runs)
     return say(
-        "Other programs slowed {some} of {all}: a worker had no core for up to {most} of its "
-        "computing time. Do not rely on the times of these runs.",
-        some=facts.count(robbed, ""), all=facts.count(runs),
+        "Other programs slowed {some} of {the}{all}{had}: in the worst, a worker had no core for "
+        "at least {most} of its computing time. Do not rely on the times of these runs.",
+        some=facts.count(robbed, ""), all=facts.count(judged), the="the " if fewer else "",
+        had=" that had a core for each process" if fewer else "",
         most=fact(
             "computing without a core", most, how="derived", runs=robbed, text=percent(most)
         ),
@@ -99,6 +102,8 @@ def disturbed_clause(row: Row) -> Sentence:
     if len(row.runs) == 1:
         return say(" Its run was disturbed.")
     if len(row.disturbed) == len(row.runs):
+        if len(row.runs) == 2:
+            return say(" Both its runs were disturbed.")
         return say(" All its {all} were disturbed.", all=facts.count(row.runs))
     return say(
         " {some} of its {all} {were} disturbed.", some=facts.count(row.disturbed, ""),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.configuration_facts import who
-from manyhands.report.analysis.rounds import ratio
+from manyhands.report.analysis.rounds import ratio, rounds
 from manyhands.report.analysis.significance import MOST, Verdict, compare, enough
 from manyhands.report.analysis.summary import Choice, Row, Summary
 from manyhands.report.wording.formatting import percent
@@ -24,13 +24,14 @@ def sentences(summary: Summary, choice: Choice) -> tuple[Sentence, ...]:
 
 
 def gains(summary: Summary, choice: Choice) -> Sentence:
-    """Say how many configurations the test tells from one worker, and by how much."""
+    """Count what was faster than its reference in every repeat, and what the test tells."""
     if choice.measure == "seconds to target":
         return say("")
+    several = [row for row in choice.candidates if row.workers > 1]
     pairs = [
         (row, base)
-        for row in choice.candidates
-        if row.shown_speedup is not None and row.reference != row.runs and row.workers > 1
+        for row in several
+        if row.shown_speedup is not None and row.reference != row.runs
         and (base := summary.row_of(row.reference)) is not None
     ]  # fmt: skip
     tests = [compare(row, base, choice.measure, len(pairs)) for row, base in pairs]
@@ -45,31 +46,81 @@ def gains(summary: Summary, choice: Choice) -> Sentence:
             pace=facts.speedup(row, "{:.2f} times".format), hedge=tests[0].hedge(),
         )  # fmt: skip
     told = [row for (row, _), test in zip(pairs, tests, strict=True) if test.apart]
-    told.sort(key=lambda row: row.shown_speedup or 0)
-    fast = [row for row in told if (row.shown_speedup or 0) > 1]
-    slow = told[: len(told) - len(fast)]
-    span = say("")
-    if fast:
-        ends = [facts.speedup(row).facts[0] for row in (fast[0], fast[-1])]  # the medians
-        span = say(" ({pace})", pace=listed(ends[: len(fast)], last=" to "))
-    some = _some_of(fast, pairs)
-    parts = [say("{some} to be faster than one worker{span}", some=some, span=span)]
-    if slow:
-        parts.append(say("{some} to be slower", some=facts.configurations(slow)))
     return say(
-        "Of {every} configurations with several workers{among}, the test shows {parts}{tests}.",
-        among=_among(summary, choice, len(pairs)), parts=listed(parts),
-        every=facts.configurations([row for row, _ in pairs]),
+        "Of {every} configurations with several workers{among}, {parts}; {alone}the test tells "
+        "{told} apart{tests}.",
+        among=_among(summary, choice, len(pairs)), told=_some_of(told, len(pairs), " of them"),
+        every=facts.configurations(several), parts=listed(_paces(pairs, len(several))),
+        alone=_alone([row for row in several if not row.reference]),
         tests=listed([test.resting() for test in tests], "", ""),
     )  # fmt: skip
 
 
-def _some_of(rows: Sequence[Row], pairs: Sequence[tuple[Row, Row]]) -> Fact | str:
+def _paces(pairs: Sequence[tuple[Row, Row]], every: int) -> list[Sentence]:
+    """Count the faster configurations, the slower ones and the others, of so many."""
+    ranges = [(row, found) for row, _ in pairs if (found := row.shown_range)]
+    fast = [row for row, found in ranges if found.low > 1]
+    slow = [row for row, found in ranges if found.high < 1]
+    rest = [row for row, found in ranges if found.low <= 1 <= found.high]
+    bases = list({id(base): base for _, base in pairs}.values())
+    turns = all(rounds(row.runs, base.runs) for row, base in pairs)
+    against = " in every round" if turns else " in every repeat"
+    against = f" than {_reference(bases)}{against}"
+    parts = []
+    for rows, pace in ((fast, "faster"), (slow, "slower")):
+        if not rows:
+            continue
+        span = say("")
+        if len(bases) == 1:
+            low, high = min(rows, key=_low), max(rows, key=_high)
+            ends = [facts.speedup_end(low, "low"), facts.speedup_end(high, "high")]
+            shown = ends if ends[0].text != ends[1].text else ends[:1]
+            span = say(" ({ends})", ends=listed(shown, last=" to "))
+        parts.append(
+            say("{some} {were} {pace}{against}{span}", some=_some_of(rows, every), pace=pace,
+                were="was" if len(rows) == 1 else "were", against=against, span=span)
+        )  # fmt: skip
+        against = ""
+    if rest:
+        parts.append(
+            say("{some} {were} {neither}{against}", some=_some_of(rest, every), against=against,
+                were="was" if len(rest) == 1 else "were",
+                neither="neither" if parts else "neither faster nor slower")
+        )  # fmt: skip
+    return parts
+
+
+def _low(row: Row) -> float:
+    return row.shown_range.low if row.shown_range else 0.0
+
+
+def _high(row: Row) -> float:
+    return row.shown_range.high if row.shown_range else 0.0
+
+
+def _reference(bases: Sequence[Row]) -> str:
+    """Name what the configurations are compared with."""
+    if any(base.group.strategy != "sequential" for base in bases):
+        return "their own reference with one worker" if bases[1:] else "one worker"
+    return "the sequential run of their own task" if bases[1:] else "the sequential run"
+
+
+def _alone(rows: Sequence[Row]) -> Sentence:
+    """Count the configurations that have no reference."""
+    if not rows:
+        return say("")
+    have = "has" if len(rows) == 1 else "have"
+    return say("{some} {have} no reference; ", some=facts.configurations(rows), have=have)
+
+
+def _some_of(rows: Sequence[Row], every: int, of: str = "") -> Fact | str:
     """Count some of the configurations that were tested against one worker."""
     if not rows:
-        return "none"
+        return f"none{of}"
     count = facts.configurations(rows)
-    return replace(count, text=f"all {count.text}") if len(rows) == len(pairs) else count
+    if len(rows) == every:
+        return replace(count, text=f"all {count.text}")
+    return replace(count, text=f"{count.text}{of}")
 
 
 def _among(summary: Summary, choice: Choice, count: int) -> str:
@@ -123,12 +174,14 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
     behind = facts.excess(
         choice.measure, *ends, lambda part: percent(part, 0 if part >= 0.01 else 1)
     )
+    within = f" {facts.within(*ends)}".rstrip()
     number = enough(choice.leader, rival, test)
     if number is None:
         close = _behind(choice, rival) <= CLOSE
         return say(
-            "{who} is {behind} behind; {most} repeats would not separate the two. {advice}.",
-            behind=behind,
+            "{who} is {behind} behind{within}; {most} repeats would not separate the two. "
+            "{advice}.",
+            behind=behind, within=within,
             who=who(summary, rival), most=facts.threshold("most repeats", MOST, str(MOST)),
             advice="Treat them as equal" if close else "Measure on a quieter machine",
         )  # fmt: skip
@@ -140,8 +193,9 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
         },
     )  # fmt: skip
     return say(
-        "{who} is {behind} behind; with this spread, --repeats {repeats} should separate the two.",
-        who=who(summary, rival), behind=behind, repeats=repeats,
+        "{who} is {behind} behind{within}; with this spread, --repeats {repeats} should separate "
+        "the two.",
+        who=who(summary, rival), behind=behind, repeats=repeats, within=within,
     )  # fmt: skip
 
 

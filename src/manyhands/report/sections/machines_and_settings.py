@@ -17,7 +17,7 @@ Pairs = list[tuple[str, str]]
 
 
 def commands(summary: Summary) -> list[str]:
-    """Return the commands that make the records again: the sweeps', or else the runs'."""
+    """Return how the records were made: by the commands of the sweeps', or else the runs'."""
     sweeps = [source.command for source in summary.loaded.sources if source.command]
     runs = [run.command for run in summary.loaded.runs if run.command]
     return list(dict.fromkeys(sweeps or runs))[:12]

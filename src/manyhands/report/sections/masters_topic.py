@@ -22,7 +22,7 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
         return
     rows = [row for row in rows if row.workers > 1] or rows
     roomy = [row for row in rows if not row.crowded] or rows
-    row = max(roomy, key=lambda one: median("masters together", one.runs) or 0)
+    row = max(roomy, key=lambda one: median("busiest master", one.runs) or 0)
     yield say(
         "The masters' load is highest with {workers} and {masters}: a master needs {each} for a "
         "push, and the busiest works {busy} of the training time{crowded}.",
@@ -33,6 +33,14 @@ def sentences(summary: Summary) -> Iterable[Sentence]:
     )  # fmt: skip
     yield from _enough(row)
     yield from _compared(summary, rows)
+
+
+def title(summary: Summary) -> str:
+    """Return the topic's title: no parameters are split where there is one master."""
+    counts = {_count(row) for row in summary.rows} - {0.0}
+    if counts == {1.0}:
+        return "How busy the master is"
+    return "Why the parameters are split over several masters"
 
 
 def _count(row: Row) -> float:

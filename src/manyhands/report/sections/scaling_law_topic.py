@@ -160,7 +160,10 @@ def _limits(summary: Summary) -> Iterable[Sentence]:
         limits = []
         if "wait" in row.shares:
             part = facts.lost(row)
-            limits.append(say("communication and waiting take {part} of the time", part=part))
+            idle = facts.idle(row, ", and workers are idle for {idle} at the end")
+            limits.append(
+                say("communication and waiting take {part} of the time{idle}", part=part, idle=idle)
+            )
         if more := _slowed(summary, row):
             limits.append(
                 say(

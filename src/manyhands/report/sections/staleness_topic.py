@@ -78,7 +78,7 @@ def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
     fine = [
         (value, row)
         for value, row in known
-        if kept(row, summary.rows) and not row.unlearned
+        if row.accuracy and kept(row, summary.rows) and not row.unlearned
         and (row.group.source, row.group.strategy, row.workers, _rate(row.runs)) not in gone
     ]  # fmt: skip
     lost = [pair for pair in known if pair[1].unlearned]

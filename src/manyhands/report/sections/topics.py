@@ -38,7 +38,7 @@ def topics(summary: Summary) -> list[Topic]:
             sentences=tuple(asynchronous_topic.sentences(summary)),
         ),
         Topic(
-            title="Why the parameters are split over several masters",
+            title=masters_topic.title(summary),
             reason=_reason(summary, "masters"),
             sentences=tuple(masters_topic.sentences(summary)),
         ),

@@ -16,7 +16,7 @@ from manyhands.report import _summary
 from manyhands.report.analysis.rounds import ratio, rounds
 from manyhands.report.analysis.significance import compare, paired, welch
 from manyhands.report.analysis.summary import Summary
-from manyhands.report.sections import scaling_law_topic
+from manyhands.report.sections import asynchronous_topic, scaling_law_topic
 from manyhands.report.sections.answer import answer
 from manyhands.report.sections.what_was_compared import what_was_compared
 
@@ -64,6 +64,37 @@ def test_where_a_repeat_is_missing_the_ratio_is_that_of_the_rounds_that_both_hav
     assert (found.low, found.high) == pytest.approx((expected[0], expected[-1]))
     assert found.median == pytest.approx(statistics.mean(expected))
     assert found.count == 2
+
+
+def test_a_ratio_within_rounds_beside_medians_is_said_to_be_one() -> None:
+    """The medians are 9 and 8 s, which is 1.13; within rounds it is 2, 1.25 and 1.14."""
+    runs = []
+    for i, times in enumerate(((2.0, 1.0), (10.0, 8.0), (9.0, 7.9))):
+        for j, (strategy, taken) in enumerate(zip(("sync", "hogwild"), times, strict=True)):
+            run = timed(strategy, 2, taken, repeat=i)
+            run["started"] = f"2026-03-01T{10 + i}:{10 + j}:00+00:00"
+            runs.append(run)
+    told = said(answer(summary(*runs)))
+    assert "Sync with 2 workers is 25 % behind within rounds; with this spread" in told
+
+
+def asynchronous(turns: bool) -> list[Any]:
+    """Return three repeats whose medians are 5.5 and 9.9 s: 1.80, but 1.65 within rounds."""
+    runs = []
+    for i, times in enumerate(((5.0, 10.0), (5.5, 9.0), (6.0, 9.9))):
+        for j, (strategy, taken) in enumerate(zip(("hogwild", "sync"), times, strict=True)):
+            run = timed(strategy, 2, taken, repeat=i)
+            hour, minute = (10 + i, 10 + j) if turns else (10 + j, 10 + i)
+            run["started"] = f"2026-03-01T{hour}:{minute}:00+00:00"
+            runs.append(run)
+    return runs
+
+
+def test_a_pace_within_rounds_is_not_shown_as_the_ratio_of_the_times() -> None:
+    told = said(asynchronous_topic.sentences(summary(*asynchronous(True))))
+    assert "5.50 s and sync in 9.90 s; within rounds, hogwild is 1.65 times (1.64 to 2.00)" in told
+    told = said(asynchronous_topic.sentences(summary(*asynchronous(False))))
+    assert "5.50 s and sync in 9.90 s: hogwild is 1.80 times (1.50 to 2.00) as fast" in told
 
 
 def test_seeds_that_repeat_match_no_rounds() -> None:

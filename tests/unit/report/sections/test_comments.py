@@ -352,7 +352,9 @@ def test_the_answer_says_if_other_programs_had_the_cores() -> None:
         process["user"] = 0.5 * process["compute"]
     told = answer(summary(quiet, busy))
     assert any(
-        s.startswith("Other programs slowed 1 of 2 runs: a worker had no core for up to")
+        s.startswith(
+            "Other programs slowed 1 of 2 runs: in the worst, a worker had no core for at least"
+        )
         for s in told
     )
     assert not any("no core" in s for s in answer(summary(quiet)))

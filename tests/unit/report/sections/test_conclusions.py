@@ -98,19 +98,33 @@ def test_masters_are_judged_by_how_busy_they_were(tmp_path: Path) -> None:
     assert "network link" in next(t for t in topics(found) if "masters" in t.title).reason
 
 
+def test_the_masters_are_described_by_the_busiest_of_all(tmp_path: Path) -> None:
+    """Four masters work more together, but one of two is busier than any of them."""
+    runs = [served(4, 4, cores=16), served(6, 2, cores=16)]
+    for run, busy in zip(runs, (0.4, 0.6), strict=True):
+        for master in run["strategy"]["masters"]:
+            master |= {"busy": busy, "idle": 10 - busy}
+        for worker in run["workers"]:
+            worker |= {"communicate": 0.0, "wait": 0.0, "compute": run["result"]["seconds"]}
+    told = said(summary(tmp_path, runs), "Why the parameters are split over several masters")
+    assert "load is highest with 6 workers and 2 masters: " in told
+    assert "the busiest works 6.0 % of" in told
+    assert "about 50 workers would keep one busy" in told
+
+
 def test_large_numbers_of_workers_are_written_out(tmp_path: Path) -> None:
     run = served(8, 1, cores=16)
     run["strategy"]["masters"][0] |= {"busy": 0.17, "idle": 9.83}
     for worker in run["workers"]:
         worker |= {"communicate": 0.0, "wait": 0.0, "compute": run["result"]["seconds"]}
-    told = said(summary(tmp_path, [run]), "Why the parameters are split over several masters")
+    told = said(summary(tmp_path, [run]), "How busy the master is")
     assert "about 471 workers would keep one busy" in told
 
 
 def test_one_master_is_not_called_masters_and_more_are_compared(tmp_path: Path) -> None:
     told = said(
         summary(tmp_path, [served(4, 1, cores=16)]),
-        "Why the parameters are split over several masters",
+        "How busy the master is",
     )
     assert "4 workers and 1 master:" in told
     assert "The master works" in told

@@ -30,8 +30,12 @@ def test_what_is_faster_than_one_worker_is_told_where_the_best_is_not() -> None:
     found = summary(*several(*cases, ("averaging", 4, 4.01, 0.98), ("averaging", 2, 13, 0.98)))
     assert found.best is None
     told = said(answer(found))
-    assert "Of 4 configurations with several workers, the test shows 3 to be faster" in told
-    assert ") and 1 to be slower." in told
+    assert (
+        "Of 4 configurations with several workers, 3 were faster than the sequential run in every "
+        "repeat ("
+    ) in told
+    assert ") and 1 was slower (" in told
+    assert "); the test tells all 4 apart." in told
 
 
 def test_the_repeats_that_would_tell_rivals_apart_are_named() -> None:

@@ -13,10 +13,20 @@ from test_conclusions import DIVERGES
 from test_conclusions import said as topic
 from test_conclusions import summary as read_summary
 
+from manyhands.errors import ConfigError
+from manyhands.report import build
 from manyhands.report.analysis import option_values
 from manyhands.report.analysis.summarise import summarise
 from manyhands.report.analysis.summary import Summary
-from manyhands.report.figures import accuracy, bottlenecks, option_cost, plots, replicas, traffic
+from manyhands.report.figures import (
+    accuracy,
+    bottlenecks,
+    option_cost,
+    plots,
+    replicas,
+    speedup,
+    traffic,
+)
 from manyhands.report.figures.all_figures import charts
 from manyhands.report.records.load import read
 from manyhands.report.sections.answer import answer
@@ -34,7 +44,7 @@ def test_fastest_says_of_which_where_others_took_less() -> None:
         "accuracy: 6.06"
     )
     assert "Of 2 configurations with several workers within one percentage point" in told
-    assert ", the test shows all 2 to be faster than one worker (" in told
+    assert ", all 2 were faster than the sequential run in every repeat (" in told
 
 
 def two_tasks(folder: Path) -> Summary:
@@ -97,7 +107,7 @@ def test_a_disturbed_run_that_is_the_only_one_is_not_counted() -> None:
         return said([disturbed_clause(summary(*runs).rows[0])])
 
     assert clause(True) == " Its run was disturbed."
-    assert clause(True, True) == " All its 2 runs were disturbed."
+    assert clause(True, True) == " Both its runs were disturbed."
     assert clause(True, False, False) == " 1 of its 3 runs was disturbed."
     assert clause(True, True, False) == " 2 of its 3 runs were disturbed."
 
@@ -143,6 +153,38 @@ def test_masters_of_processes_that_take_turns_predict_nothing(tmp_path: Path) ->
         told = topic(read_summary(tmp_path / str(cores), runs), title)
         assert "the busiest works" in told
         assert ("busy all the time" in told) == expected
+
+
+def test_how_far_from_guessing_is_not_said_of_runs_without_an_accuracy(tmp_path: Path) -> None:
+    told = topic(read_summary(tmp_path / "a", [served(8, 1, lr=0.01)]), "How late gradients are")
+    assert "as far from guessing" in told
+    run = served(8, 1, lr=0.01)
+    run["result"]["accuracy"] = None
+    told = topic(read_summary(tmp_path / "b", [run]), "How late gradients are")
+    assert "from guessing" not in told
+    assert "updates since" in told
+
+
+def test_a_batch_that_grows_with_the_workers_is_why_no_sequential_run_fits() -> None:
+    runs = [timed("sequential", 1, 12), timed("sync", 1, 12), timed("sync", 2, 7)]
+    runs[2]["batch"]["update"] *= 2
+    told = speedup.baseline(summary(*runs))
+    assert "the batch grows with the workers, so no one sequential run fits all" in told
+
+
+def test_what_is_no_command_is_not_called_one(tmp_path: Path) -> None:
+    command = "for s in 0 1: on cores of its own, manyhands compare e.toml --seed $s"
+    folder = records.sweep(tmp_path / "s", [timed("sync", 2, 7)], command=command)
+    page = build([folder], tmp_path / "out").read_text(encoding="utf-8")
+    assert '<p class="note">How it was made:</p>' in page
+    assert "The command" not in page
+
+
+def test_what_cannot_be_read_is_said_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build([tmp_path], tmp_path / "out")
+    assert str(caught.value).count("sweep.json") == 1
+    assert str(caught.value).count(str(tmp_path)) == 1
 
 
 def product(folder: Path, *runs: dict[str, Any]) -> str:

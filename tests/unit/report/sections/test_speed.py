@@ -14,6 +14,7 @@ from manyhands.report.figures import accuracy, bottlenecks
 from manyhands.report.output import results_table
 from manyhands.report.records.load import parse
 from manyhands.report.records.runs import Loaded, Problem
+from manyhands.report.sections import asynchronous_topic
 from manyhands.report.sections.answer import answer
 from manyhands.report.sections.problems import problems
 
@@ -22,14 +23,61 @@ def run(record: dict[str, Any]) -> Any:
     return parse(record, identity="r", where="r/run.json")
 
 
-def test_idling_until_the_slowest_has_finished_is_waiting() -> None:
-    record = timed("averaging", 3, 10)
-    for worker, compute in zip(record["workers"], (9.0, 7.0, 6.0), strict=True):
+def idling(strategy: str, *computes: float) -> Any:
+    """Return a run whose workers neither communicate nor wait, and end when they have computed."""
+    record = timed(strategy, len(computes), 10)
+    for worker, compute in zip(record["workers"], computes, strict=True):
         worker |= {"compute": compute, "update": 0.5, "communicate": 0.0, "wait": 0.0}
-    told = said(bottlenecks.waiting(summary(record)))
-    assert "workers spend 0 % of their time communicating and 17 % waiting" in told
+    return record
+
+
+def test_idling_until_the_slowest_has_finished_is_not_waiting() -> None:
+    told = said(bottlenecks.waiting(summary(idling("averaging", 9.0, 7.0, 6.0))))
+    assert (
+        "workers spend 0 % of their time communicating, 0 % waiting and 17 % idle at the end, "
+        "until the slowest has finished."
+    ) in told
     assert "no phase" not in told
-    assert "worker 0 computes longest, and the others wait for it" in told
+
+
+@pytest.mark.parametrize("strategy", ["averaging", "hogwild"])
+def test_workers_that_are_idle_at_the_end_are_not_advised_not_to_wait(strategy: str) -> None:
+    told = said(bottlenecks.help_wanted(summary(idling(strategy, 9.5, 4.5))))
+    assert told == (
+        f"{strategy.capitalize()} with 2 workers is idle for 25 % of its time at the end, until "
+        "the slowest worker has finished: give slow workers less work."
+    )
+
+
+def test_idling_at_the_end_is_told_apart_from_communicating_and_waiting() -> None:
+    late = idling("hogwild", 9.5, 4.5)
+    base = shares(timed("sync", 2, 10), compute=0.8, update=0.0, communicate=0.1, wait=0.1)
+    told = said(asynchronous_topic.sentences(summary(late, base)))
+    assert "0 % with hogwild, which is idle for another 25 % at the end; 20 % with sync." in told
+
+
+def test_one_slow_repeat_neither_chooses_nor_states_a_share() -> None:
+    runs = [
+        shares(timed("sync", 2, 10, repeat=i), compute=0.8 - part, update=0.0, communicate=part,
+               wait=0.1)
+        for i, part in enumerate((0.09, 0.1, 0.7))
+    ]  # fmt: skip
+    told = said(bottlenecks.comment(summary(*runs)))
+    assert "workers spend 10 % (9 % to 70 %) of their time communicating and 10 % waiting" in told
+    assert "try a larger batch" not in told
+    steady = [
+        shares(timed("gossip", 2, 10, repeat=i), compute=0.7, update=0.0, communicate=0.25,
+               wait=0.05)
+        for i in range(3)
+    ]  # fmt: skip
+    told = said(bottlenecks.comment(summary(*runs, *steady)))
+    assert "The most time is lost with gossip with 2 workers" in told
+    assert "Gossip with 2 workers spends 25 % of its time communicating: try" in told
+
+
+def test_where_no_time_is_lost_no_configuration_loses_most() -> None:
+    told = bottlenecks.waiting(summary(idling("averaging", 8.0, 8.0), idling("sync", 8.0, 8.0)))
+    assert told == []
 
 
 def test_time_in_no_phase_is_named_where_it_is_much() -> None:
