@@ -27,6 +27,14 @@ def who(summary: Summary, row: Row) -> Name:
     return Name(name(summary, row))
 
 
+def named(summary: Summary, rows: Sequence[Row], most: int) -> Sentence:
+    """Name the first few configurations, and say how many others there are."""
+    if len(rows) <= most + 1:
+        return listed([who(summary, row) for row in rows])
+    names = listed([who(summary, row) for row in rows[:most]], last=", ")
+    return say("{names} and {rest} others", names=names, rest=configurations(rows[most:]))
+
+
 def label(row: Row) -> Name:
     """Name the curve that a configuration is on."""
     return Name(row.label)

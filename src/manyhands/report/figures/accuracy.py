@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from manyhands.report.analysis import configuration_facts as facts
+from manyhands.report.analysis.best_configuration import one_answer
 from manyhands.report.analysis.configuration_facts import extreme, who
 from manyhands.report.analysis.significance import Verdict, compare, pairs
 from manyhands.report.analysis.summary import AMOUNT, Row, Summary
-from manyhands.report.figures.plots import featured, path
+from manyhands.report.figures.plots import featured, first_of_groups, path
 from manyhands.report.records.runs import Epoch
 from manyhands.report.wording.formatting import count, percent, some
 from manyhands.report.wording.sentences import Sentence, capitalised, listed, say
 
 VISIBLE = 0.001  # a change of accuracy worth a sentence
-_MOST = 2  # sentences about curves that change
+_MOST = 2  # sentences about curves that change, and names in a sentence
 
 
 def final_accuracy(summary: Summary) -> list[Sentence]:
@@ -195,27 +196,23 @@ def _told(row: Row, base: Row, measure: str, test: Verdict) -> Sentence:
 
 
 def to_target(summary: Summary) -> list[Sentence]:
-    """Comment on accuracy over time: which of the drawn configurations miss the target."""
-    drawn = featured(summary)
-    judged = [row for row in drawn if row.accuracy and not row.overran]
-    if summary.target is None or not any(row.reached for row in judged):
+    """Comment on accuracy over time: which configurations reach the target first, last or never."""
+    judged = [row for row in summary.rows if row.accuracy and not row.overran]
+    reached = any(row.reached for row in judged) and not one_answer(summary.rows)
+    if summary.target is None or not reached:
         return some(chosen(summary))
-    never = [who(summary, row) for row in judged if row.reached == 0]
-    partly = [who(summary, row) for row in judged if 0 < row.reached < len(row.runs)]
-    target = facts.target(summary)
-    return some(
-        _race(summary, judged),
-        say("{who} did not reach {target}.", target=target, who=capitalised(listed(never)))
-        if never
-        else say(""),
-        say(
-            "{who} reached {target} in some repeats only.", target=target,
-            who=capitalised(listed(partly)),
+    never = [row for row in judged if row.reached == 0]
+    partly = [row for row in judged if 0 < row.reached < len(row.runs)]
+    parts = [
+        say(words, who=facts.named(summary, rows, _MOST), target=facts.target(summary))
+        for rows, words in (
+            (never, "{who} did not reach {target}"),
+            (partly, "{who} reached {target} in some repeats only"),
         )
-        if partly
-        else say(""),
-        chosen(summary),
-    )  # fmt: skip
+        if rows
+    ]
+    late = say("{parts}.", parts=listed(parts, "; ", "; ")) if parts else say("")
+    return some(_race(summary, judged), capitalised(late), chosen(summary))
 
 
 def _race(summary: Summary, rows: Sequence[Row]) -> Sentence:
@@ -227,7 +224,7 @@ def _race(summary: Summary, rows: Sequence[Row]) -> Sentence:
     test = compare(first, last, "seconds to target", pairs(len(arrived)), **facts.aim(summary))
     apart = max(first.arrivals) < min(last.arrivals) and not test.apart
     return say(
-        "{first} reached {target} after {least}, {last} after {most}{test}.",
+        "{first} reached {target} first, after {least}, and {last} last, after {most}{test}.",
         first=who(summary, first), target=facts.target(summary),
         least=facts.arrival(summary, first, arrived), last=who(summary, last),
         most=facts.arrival(summary, last), test=test.resting() if apart else test.brief(),
@@ -239,31 +236,38 @@ def chosen(summary: Summary) -> Sentence:
     drawn = featured(summary)
     if len(drawn) == len(summary.rows):
         return say("")
-    by_amount = summary.layout.x in AMOUNT
-    spoken = summary.layout.x.replace("_", " ")
-    largest = f"the configuration with the largest {spoken}"
-    which = largest if by_amount else "the fastest configuration"
-    if len(summary.groups) == len(summary.rows):
-        return say("The figure shows the first {number} configurations.",
-                   number=facts.configurations(drawn))  # fmt: skip
-    if len(drawn) == len(summary.groups):
-        return say("The figure shows {which} of each curve.", which=which)
-    number = facts.configurations(drawn)
-    if len({row.group for row in drawn}) < len(drawn):
+    usual = first_of_groups(summary, drawn) if len(summary.groups) > 1 else drawn
+    leader = summary.choice.leader if summary.choice else None
+    also = say("")
+    if len(usual) < len(drawn) and leader in drawn:
+        also = say(", and the leader, {who}", who=who(summary, leader))
+    number = facts.configurations(usual)
+    soon = summary.target is not None and summary.layout.x not in AMOUNT
+    target = facts.target(summary) if soon else ""
+    if len(summary.groups) == 1:
         return say("The figure shows {number} configurations, the first that were evaluated.",
                    number=number)  # fmt: skip
-    return say(
-        "The figure shows {which} of each of the first {number} curves above.",
-        which=which,
-        number=number,
-    )
+    if len(summary.groups) == len(summary.rows):
+        words = "the {number} configurations that reached {target} first" if soon else (
+            "the first {number} configurations")  # fmt: skip
+        return say("The figure shows " + words + "{also}.", number=number, target=target, also=also)
+    which = f"the configuration with the largest {summary.layout.x.replace('_', ' ')}"
+    if summary.layout.x not in AMOUNT:
+        which = "the first to {target}" if soon else "the fastest configuration"
+    words = f"The figure shows {which} of each curve{{also}}."
+    if len(usual) < len(summary.groups):
+        rest = "the {number} curves that got there first" if soon else (
+            "each of the first {number} curves above")  # fmt: skip
+        words = f"The figure shows {which} of {rest}{{also}}."
+    return say(words, number=number, target=target, also=also)
 
 
 def loss_over_time(summary: Summary) -> list[Sentence]:
-    """Say whose loss rises again, from the values that are drawn."""
-    held = [(row, [v for _, v in path(row, _when, _loss)]) for row in featured(summary)]
-    rising = [who(summary, row) for row, heights in held if _rises(heights)]
-    return [say("The test loss rises again with {names}.", names=listed(rising))] if rising else []
+    """Name the configurations whose loss rises again, drawn or not."""
+    held = [(row, [v for _, v in path(row, _when, _loss)]) for row in summary.rows]
+    rising = [row for row, heights in held if _rises(heights)]
+    names = facts.named(summary, rising, _MOST)
+    return [say("The test loss rises again with {names}.", names=names)] if rising else []
 
 
 def _when(epoch: Epoch) -> float | None:

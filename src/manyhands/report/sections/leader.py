@@ -92,7 +92,7 @@ def tied(summary: Summary, choice: Choice) -> Sentence:
         "No clear winner: {least}{repeats} cannot separate {who} from {names}{tests}.",
         least="" if len({len(row.runs) for row in (choice.leader, *rivals)}) == 1 else "at least ",
         repeats=facts.repeats(fewest), who=who(summary, choice.leader),
-        names=_some(summary, rivals),
+        names=facts.named(summary, rivals, _NAMED),
         tests=listed(tests, "", ""),
     )  # fmt: skip
 
@@ -152,12 +152,3 @@ def _behind(choice: Choice, row: Row) -> float:
     found = ratio(choice.measure, *(end.runs for end in ends))
     assert found is not None
     return found.median - 1
-
-
-def _some(summary: Summary, rows: Sequence[Row]) -> Sentence:
-    """Name the first few configurations, and say how many others there are."""
-    if len(rows) <= _NAMED + 1:
-        return listed([who(summary, row) for row in rows])
-    rest = rows[_NAMED:]
-    names = listed([who(summary, row) for row in rows[:_NAMED]], last=", ")
-    return say("{names} and {rest} others", names=names, rest=facts.configurations(rest))
