@@ -15,6 +15,7 @@ from manyhands.report.wording.formatting import count, percent, some
 from manyhands.report.wording.sentences import Sentence, capitalised, listed, say
 
 VISIBLE = 0.001  # a change of accuracy worth a sentence
+_LISTED = 4  # configurations that learned little, each with its accuracy
 _MOST = 2  # sentences about curves that change, and names in a sentence
 
 
@@ -23,6 +24,9 @@ def final_accuracy(summary: Summary) -> list[Sentence]:
     rows = [row for row in summary.comparable if row.accuracy]
     if summary.tasks > 1:
         return [say("Accuracies of different tasks are not compared.")]
+    if summary.target_given:
+        words = "Runs end when they reach {target}, so their final accuracies are not compared."
+        return some(_unlearned(summary, rows), say(words, target=facts.target(summary)))
     learned = [row for row in rows if not row.unlearned]
     values = [(row, _accuracy(row)) for row in learned]
     return some(
@@ -74,18 +78,22 @@ def _which(summary: Summary, what: str) -> str:
 
 
 def _unlearned(summary: Summary, rows: Sequence[Row]) -> Sentence:
-    """Name the configurations that learned little, in all repeats or in some."""
-    lost = [
-        say("{who} ({a})", who=who(summary, row), a=facts.accuracy(row))
-        for row in rows
-        if row.collapsed
-    ]
+    """Name the configurations that learned little, in all repeats or in some; count many."""
+    none = [row for row in rows if row.collapsed]
+    if len(none) > _LISTED:
+        levels = facts.extremes("accuracy", [(row, _accuracy(row)) for row in none], _percent)
+        some_of = facts.configurations(none)
+        few = say("Little was learned by {n} configurations ({a}).", n=some_of, a=levels)
+        none = []
+    else:
+        few = say("")
+    lost = [say("{who} ({a})", who=who(summary, row), a=facts.accuracy(row)) for row in none]
     split = [
         say("{who}, {a}", who=who(summary, row), a=facts.accuracy(row)) for row in rows if row.mixed
     ]
     return listed(
         some(
-            say("Little was learned by {lost}.", lost=listed(lost)) if lost else say(""),
+            say("Little was learned by {lost}.", lost=listed(lost)) if lost else few,
             say("Not every repeat learned: {split}.", split=listed(split, "; ", "; "))
             if split
             else say(""),
@@ -168,7 +176,8 @@ def same(summary: Summary) -> Sentence:
     parts = [_told(row, base, measure, test) for row, measure, test in tests if test.apart]
     if not parts:
         return say(
-            "With {workers}, the repeats tell no time and no accuracy from those of {base}{tests}.",
+            "With {workers}, no strategy differs from {base} in time or accuracy by more than "
+            "chance explains{tests}.",
             workers=facts.workers(base), base=facts.label(base),
             tests=listed([test.resting() for _, _, test in tests], "", ""),
         )  # fmt: skip

@@ -141,7 +141,8 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
         },
     )  # fmt: skip
     return say(
-        "{who} is {behind} behind; with this spread, --repeats {repeats} should separate the two.",
+        "{who} is {behind} behind; with this spread, --repeats {repeats} would separate the two "
+        "about every second time.",
         who=who(summary, rival), behind=behind, repeats=repeats,
     )  # fmt: skip
 

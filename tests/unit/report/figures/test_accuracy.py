@@ -66,3 +66,25 @@ def test_the_most_frequent_class_reaches_no_target() -> None:
         for epoch in run["epochs"]:
             epoch["test_accuracy"] = 0.7626
     assert "reached" not in said(accuracy.to_target(summary(*runs)))
+
+
+def test_many_that_learned_little_are_counted() -> None:
+    runs = [timed("sync", p, 10 / p, 0.98) for p in (1, 2)]
+    runs += [timed(f"s{i}", 2, 5, 0.11 + 0.01 * i) for i in range(5)]
+    told = said(accuracy.final_accuracy(summary(*runs)))
+    assert "Little was learned by 5 configurations (11.00 % to 15.00 %)." in told
+    assert "s3" not in told
+
+
+def test_accuracies_of_runs_that_end_at_a_target_are_not_compared() -> None:
+    runs = several(("sequential", 1, 10, 0.951), ("sync", 2, 5, 0.97))
+    for run in runs:
+        run["result"]["target_accuracy"] = 0.95
+    told = said(accuracy.final_accuracy(summary(*runs)))
+    assert told == "Runs end when they reach 95.0 %, so their final accuracies are not compared."
+
+
+def test_strategies_that_no_test_tells_from_sync_are_said_so() -> None:
+    runs = several(("sync", 2, 5, 0.97), ("gossip", 2, 5, 0.97), ("sync", 1, 9, 0.97))
+    told = said(accuracy.final_accuracy(summary(*runs)))
+    assert "no strategy differs from sync in time or accuracy by more than chance explains" in told
