@@ -35,6 +35,12 @@ def named(summary: Summary, rows: Sequence[Row], most: int) -> Sentence:
     return say("{names} and {rest} others", names=names, rest=configurations(rows[most:]))
 
 
+def other_seeds(one: Row, other: Row) -> str:
+    """Say so where two configurations have different seeds: they differ by those as well."""
+    mine, theirs = ({str(run.config.get("seed")) for run in row.runs} for row in (one, other))
+    return "" if mine == theirs else "; their repeats have different seeds"
+
+
 def label(row: Row) -> Name:
     """Name the curve that a configuration is on."""
     return Name(row.label)

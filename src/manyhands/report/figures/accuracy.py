@@ -60,11 +60,11 @@ def _range(
         return say(words, name=name, value=extreme(what, top, values, True, form))
     pool = [row for row, _ in values]
     return say(
-        "{of} {name} ranges from {least} for {low} to {most} for {top}{hedge}.", name=name,
+        "{of} {name} ranges from {least} for {low} to {most} for {top}{hedge}{seeds}.", name=name,
         of=_which(summary, what),
         low=who(summary, low), least=extreme(what, low, values, False, form),
         top=who(summary, top), most=extreme(what, top, values, True, form),
-        hedge=compare(top, low, what, pairs(len(pool))).hedge(),
+        hedge=compare(top, low, what, pairs(len(pool))).hedge(), seeds=facts.other_seeds(low, top),
     )  # fmt: skip
 
 
@@ -268,7 +268,8 @@ def chosen(summary: Summary) -> Sentence:
         rest = "the {number} curves that got there first" if soon else (
             "each of the first {number} curves above")  # fmt: skip
         words = f"The figure shows {which} of {rest}{{also}}."
-    return say(words, number=number, target=target, also=also)
+    shown = number if "{number}" in words else ""
+    return say(words, number=shown, target=target, also=also)
 
 
 def loss_over_time(summary: Summary) -> list[Sentence]:

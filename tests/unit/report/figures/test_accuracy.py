@@ -88,3 +88,10 @@ def test_strategies_that_no_test_tells_from_sync_are_said_so() -> None:
     runs = several(("sync", 2, 5, 0.97), ("gossip", 2, 5, 0.97), ("sync", 1, 9, 0.97))
     told = said(accuracy.final_accuracy(summary(*runs)))
     assert "no strategy differs from sync in time or accuracy by more than chance explains" in told
+
+
+def test_ends_of_different_seeds_are_said_to_be_so() -> None:
+    runs = several(("sync", 1, 9, 0.97), ("sync", 2, 5, 0.96))
+    assert "seeds" not in said(accuracy.final_accuracy(summary(*runs)))
+    told = said(accuracy.final_accuracy(summary(*runs[:-1])))
+    assert "; their repeats have different seeds." in told

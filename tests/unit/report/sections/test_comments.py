@@ -119,6 +119,12 @@ def test_amdahl_is_claimed_only_where_it_fits() -> None:
     told = said(scaling_law_topic.sentences(summary(*bad)))
     assert "Amdahl's law does not fit" in told
     assert "at most" not in told
+    falling = [timed("sync", p, t) for p, t in ((1, 10), (2, 9.1), (3, 9.2), (4, 9.4))]
+    told = said(scaling_law_topic.sentences(summary(*falling)))
+    assert "does not fit, since the speed-up falls with more workers: sync." in told
+    beyond = [timed("sync", p, t) for p, t in ((1, 10), (2, 4.6), (3, 3.4), (4, 3.0))]
+    told = said(scaling_law_topic.sentences(summary(*beyond)))
+    assert "does not fit, since the speed-up exceeds the workers: sync." in told
     two = [timed("sync", p, t, cores=2) for p, t in ((1, 10), (2, 6), (3, 7))]
     assert "cannot test Amdahl's law" in said(scaling_law_topic.sentences(summary(*two)))
 
