@@ -117,9 +117,9 @@ def _accuracy(row: Row) -> float:
 
 
 def _trends(summary: Summary) -> list[Sentence]:
-    """Say where a test tells the accuracy with most workers from that with fewest."""
-    if summary.layout.x != "workers":
-        return []
+    """Say where a test tells the accuracy at one end of the axis from that at the other."""
+    workers = summary.layout.x == "workers"
+    axis = "" if workers else summary.layout.x.replace("_", " ") + " "
     curves = [
         [row for row in summary.of(group) if row.accuracy and not row.unlearned and not row.overran]
         for group in summary.groups
@@ -133,10 +133,11 @@ def _trends(summary: Summary) -> list[Sentence]:
         if verdict.apart and abs(change) > VISIBLE:
             states.append(
                 say(
-                    "{label} {verb} from {one} to {other} between {few} and {many} ({p}).",
+                    "{label} {verb} from {one} to {other} between {axis}{few} and {many} ({p}).",
                     label=facts.label(first), verb="falls" if change < 0 else "rises",
                     one=facts.accuracy(first), other=facts.accuracy(last),
-                    few=facts.workers(first, ""), many=facts.workers(last),
+                    axis=axis, few=facts.axis(summary, first),
+                    many=facts.workers(last) if workers else facts.axis(summary, last),
                     p=verdict.stated(),
                 )
             )  # fmt: skip

@@ -95,3 +95,10 @@ def test_ends_of_different_seeds_are_said_to_be_so() -> None:
     assert "seeds" not in said(accuracy.final_accuracy(summary(*runs)))
     told = said(accuracy.final_accuracy(summary(*runs[:-1])))
     assert "; their repeats have different seeds." in told
+
+
+def test_the_ends_of_any_axis_are_compared_within_a_strategy() -> None:
+    runs = [r for lr, a in ((0.1, 0.9), (0.2, 0.96)) for r in several(("sync", 2, 5, a), lr=lr)]
+    runs += [r for lr in (0.1, 0.2) for r in several(("gossip", 2, 5, 0.93), lr=lr)]
+    told = said(accuracy.final_accuracy(summary(*runs)))
+    assert "sync rises from 90.01 % to 96.01 % between lr 0.1 and 0.2 (p" in told

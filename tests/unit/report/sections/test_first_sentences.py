@@ -92,3 +92,22 @@ def test_each_strategy_has_its_line_before_the_pictures(tmp_path: Path) -> None:
     assert re.findall(r"<dt>(\w+)</dt>", lines[1]) == ["sequential", "hogwild"]
     assert "shared memory, without locks" in lines[1]
     assert lines.start() < page.index("<figure")
+
+
+def test_a_winner_by_time_without_an_accuracy_has_its_loss() -> None:
+    runs = [timed("sequential", 1, 10), timed("sync", 2, 5)]
+    for run, loss in zip(runs, (0.02, 0.03), strict=True):
+        run["result"] |= {"accuracy": None, "loss": loss}
+        for epoch in run["epochs"]:
+            epoch |= {"test_accuracy": None}
+    assert "at test loss 0.03 (lowest 0.02)" in said(answer(summary(*runs)))
+
+
+def test_the_sequential_time_to_the_target_is_named() -> None:
+    runs = several(("sequential", 1, 9, 0.96), ("sync", 1, 8, 0.96), ("sync", 2, 4, 0.96))
+    for run in runs:
+        seconds = run["result"]["seconds"]
+        run["result"] |= {"target_accuracy": 0.95, "seconds_to_target": seconds}
+        if run["config"]["strategy"] == "sequential":
+            run["config"]["batch_size"] = 64
+    assert "takes 8.08 s and the sequential run 9.09 s." in said(answer(summary(*runs)))
