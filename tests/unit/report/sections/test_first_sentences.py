@@ -109,5 +109,5 @@ def test_the_sequential_time_to_the_target_is_named() -> None:
         seconds = run["result"]["seconds"]
         run["result"] |= {"target_accuracy": 0.95, "seconds_to_target": seconds}
         if run["config"]["strategy"] == "sequential":
-            run["config"]["batch_size"] = 64
+            run["config"]["lr"] = 0.3
     assert "takes 8.08 s and the sequential run 9.09 s." in said(answer(summary(*runs)))
