@@ -29,6 +29,20 @@ def who(summary: Summary, row: Row) -> Name:
     return Name(name(summary, row))
 
 
+def named(summary: Summary, rows: Sequence[Row], most: int) -> Sentence:
+    """Name the first few configurations, and say how many others there are."""
+    if len(rows) <= most + 1:
+        return listed([who(summary, row) for row in rows])
+    names = listed([who(summary, row) for row in rows[:most]], last=", ")
+    return say("{names} and {rest} others", names=names, rest=configurations(rows[most:]))
+
+
+def other_seeds(one: Row, other: Row) -> str:
+    """Say so where two configurations have different seeds: they differ by those as well."""
+    mine, theirs = ({str(run.config.get("seed")) for run in row.runs} for row in (one, other))
+    return "" if mine == theirs else "; their repeats have different seeds"
+
+
 def label(row: Row) -> Name:
     """Name the curve that a configuration is on."""
     return Name(row.label)

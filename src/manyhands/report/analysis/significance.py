@@ -110,9 +110,7 @@ class Verdict:
         )  # fmt: skip
         if self.p is None:
             return say(", and {repeats} that are all alike say nothing of chance", repeats=repeats)
-        if self.large:
-            return say(" ({p}: {some} are too few to tell)", p=self.stated(), some=repeats)
-        return say(" (may be chance: {some}, {p})", p=self.stated(), some=repeats)
+        return self.brief()
 
     def brief(self) -> Sentence:
         """Return the same in brackets, for lists of comparisons."""
@@ -123,7 +121,12 @@ class Verdict:
         words = "too few repeats to tell" if self.large else "may be chance"
         if self.p is None:
             return say(" ({words})", words=words)
-        return say(" ({p}: {words})", p=self.stated(), words=words)
+        after = " after correction" if self.comparisons > 1 else ""
+        p = self.stated()
+        if self.p >= 1:  # as far as a correction goes
+            level = fact("level of the test", LEVEL, how="constant", text=f"{LEVEL:g}")
+            p = say("p > {level}{p}", level=level, p=self.resting())
+        return say(" ({words}: {p}{after})", words=words, p=p, after=after)
 
     def _fact(self, text: str) -> Fact:
         assert self.p is not None

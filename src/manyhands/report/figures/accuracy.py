@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from manyhands.report.analysis import configuration_facts as facts
+from manyhands.report.analysis.best_configuration import one_answer
 from manyhands.report.analysis.configuration_facts import extreme, who
 from manyhands.report.analysis.significance import Verdict, compare, pairs
 from manyhands.report.analysis.summary import AMOUNT, Row, Summary
-from manyhands.report.figures.plots import featured, path
+from manyhands.report.figures.plots import featured, first_of_groups, path
 from manyhands.report.records.runs import Epoch
 from manyhands.report.wording.formatting import count, percent, some
 from manyhands.report.wording.sentences import Sentence, capitalised, listed, say
 
 VISIBLE = 0.001  # a change of accuracy worth a sentence
-_MOST = 2  # sentences about curves that change
+_LISTED = 4  # configurations that learned little, each with its accuracy
+_MOST = 2  # sentences about curves that change, and names in a sentence
 
 
 def final_accuracy(summary: Summary) -> list[Sentence]:
@@ -22,6 +24,9 @@ def final_accuracy(summary: Summary) -> list[Sentence]:
     rows = [row for row in summary.comparable if row.accuracy]
     if summary.tasks > 1:
         return [say("Accuracies of different tasks are not compared.")]
+    if summary.target_given:
+        words = "Runs end when they reach {target}, so their final accuracies are not compared."
+        return some(_unlearned(summary, rows), say(words, target=facts.target(summary)))
     learned = [row for row in rows if not row.unlearned]
     values = [(row, _accuracy(row)) for row in learned]
     return some(
@@ -55,11 +60,11 @@ def _range(
         return say(words, name=name, value=extreme(what, top, values, True, form))
     pool = [row for row, _ in values]
     return say(
-        "{of} {name} ranges from {least} for {low} to {most} for {top}{hedge}.", name=name,
+        "{of} {name} ranges from {least} for {low} to {most} for {top}{hedge}{seeds}.", name=name,
         of=_which(summary, what),
         low=who(summary, low), least=extreme(what, low, values, False, form),
         top=who(summary, top), most=extreme(what, top, values, True, form),
-        hedge=compare(top, low, what, pairs(len(pool))).hedge(),
+        hedge=compare(top, low, what, pairs(len(pool))).hedge(), seeds=facts.other_seeds(low, top),
     )  # fmt: skip
 
 
@@ -73,18 +78,22 @@ def _which(summary: Summary, what: str) -> str:
 
 
 def _unlearned(summary: Summary, rows: Sequence[Row]) -> Sentence:
-    """Name the configurations that learned little, in all repeats or in some."""
-    lost = [
-        say("{who} ({a})", who=who(summary, row), a=facts.accuracy(row))
-        for row in rows
-        if row.collapsed
-    ]
+    """Name the configurations that learned little, in all repeats or in some; count many."""
+    none = [row for row in rows if row.collapsed]
+    if len(none) > _LISTED:
+        levels = facts.extremes("accuracy", [(row, _accuracy(row)) for row in none], _percent)
+        some_of = facts.configurations(none)
+        few = say("Little was learned by {n} configurations ({a}).", n=some_of, a=levels)
+        none = []
+    else:
+        few = say("")
+    lost = [say("{who} ({a})", who=who(summary, row), a=facts.accuracy(row)) for row in none]
     split = [
         say("{who}, {a}", who=who(summary, row), a=facts.accuracy(row)) for row in rows if row.mixed
     ]
     return listed(
         some(
-            say("Little was learned by {lost}.", lost=listed(lost)) if lost else say(""),
+            say("Little was learned by {lost}.", lost=listed(lost)) if lost else few,
             say("Not every repeat learned: {split}.", split=listed(split, "; ", "; "))
             if split
             else say(""),
@@ -108,9 +117,9 @@ def _accuracy(row: Row) -> float:
 
 
 def _trends(summary: Summary) -> list[Sentence]:
-    """Say where a test tells the accuracy with most workers from that with fewest."""
-    if summary.layout.x != "workers":
-        return []
+    """Say where a test tells the accuracy at one end of the axis from that at the other."""
+    workers = summary.layout.x == "workers"
+    axis = "" if workers else summary.layout.x.replace("_", " ") + " "
     curves = [
         [row for row in summary.of(group) if row.accuracy and not row.unlearned and not row.overran]
         for group in summary.groups
@@ -124,10 +133,11 @@ def _trends(summary: Summary) -> list[Sentence]:
         if verdict.apart and abs(change) > VISIBLE:
             states.append(
                 say(
-                    "{label} {verb} from {one} to {other} between {few} and {many} ({p}).",
+                    "{label} {verb} from {one} to {other} between {axis}{few} and {many} ({p}).",
                     label=facts.label(first), verb="falls" if change < 0 else "rises",
                     one=facts.accuracy(first), other=facts.accuracy(last),
-                    few=facts.workers(first, ""), many=facts.workers(last),
+                    axis=axis, few=facts.axis(summary, first),
+                    many=facts.workers(last) if workers else facts.axis(summary, last),
                     p=verdict.stated(),
                 )
             )  # fmt: skip
@@ -167,7 +177,8 @@ def same(summary: Summary) -> Sentence:
     parts = [_told(row, base, measure, test) for row, measure, test in tests if test.apart]
     if not parts:
         return say(
-            "With {workers}, the repeats tell no time and no accuracy from those of {base}{tests}.",
+            "With {workers}, no strategy differs from {base} in time or accuracy by more than "
+            "chance explains{tests}.",
             workers=facts.workers(base), base=facts.label(base),
             tests=listed([test.resting() for _, _, test in tests], "", ""),
         )  # fmt: skip
@@ -195,27 +206,23 @@ def _told(row: Row, base: Row, measure: str, test: Verdict) -> Sentence:
 
 
 def to_target(summary: Summary) -> list[Sentence]:
-    """Comment on accuracy over time: which of the drawn configurations miss the target."""
-    drawn = featured(summary)
-    judged = [row for row in drawn if row.accuracy and not row.overran]
-    if summary.target is None or not any(row.reached for row in judged):
+    """Comment on accuracy over time: which configurations reach the target first, last or never."""
+    judged = [row for row in summary.rows if row.accuracy and not row.overran]
+    reached = any(row.reached for row in judged) and not one_answer(summary.rows)
+    if summary.target is None or not reached:
         return some(chosen(summary))
-    never = [who(summary, row) for row in judged if row.reached == 0]
-    partly = [who(summary, row) for row in judged if 0 < row.reached < len(row.runs)]
-    target = facts.target(summary)
-    return some(
-        _race(summary, judged),
-        say("{who} did not reach {target}.", target=target, who=capitalised(listed(never)))
-        if never
-        else say(""),
-        say(
-            "{who} reached {target} in some repeats only.", target=target,
-            who=capitalised(listed(partly)),
+    never = [row for row in judged if row.reached == 0]
+    partly = [row for row in judged if 0 < row.reached < len(row.runs)]
+    parts = [
+        say(words, who=facts.named(summary, rows, _MOST), target=facts.target(summary))
+        for rows, words in (
+            (never, "{who} did not reach {target}"),
+            (partly, "{who} reached {target} in some repeats only"),
         )
-        if partly
-        else say(""),
-        chosen(summary),
-    )  # fmt: skip
+        if rows
+    ]
+    late = say("{parts}.", parts=listed(parts, "; ", "; ")) if parts else say("")
+    return some(_race(summary, judged), capitalised(late), chosen(summary))
 
 
 def _race(summary: Summary, rows: Sequence[Row]) -> Sentence:
@@ -227,7 +234,7 @@ def _race(summary: Summary, rows: Sequence[Row]) -> Sentence:
     test = compare(first, last, "seconds to target", pairs(len(arrived)), **facts.aim(summary))
     apart = max(first.arrivals) < min(last.arrivals) and not test.apart
     return say(
-        "{first} reached {target} after {least}, {last} after {most}{test}.",
+        "{first} reached {target} first, after {least}, and {last} last, after {most}{test}.",
         first=who(summary, first), target=facts.target(summary),
         least=facts.arrival(summary, first, arrived), last=who(summary, last),
         most=facts.arrival(summary, last), test=test.resting() if apart else test.brief(),
@@ -239,31 +246,39 @@ def chosen(summary: Summary) -> Sentence:
     drawn = featured(summary)
     if len(drawn) == len(summary.rows):
         return say("")
-    by_amount = summary.layout.x in AMOUNT
-    spoken = summary.layout.x.replace("_", " ")
-    largest = f"the configuration with the largest {spoken}"
-    which = largest if by_amount else "the fastest configuration"
-    if len(summary.groups) == len(summary.rows):
-        return say("The figure shows the first {number} configurations.",
-                   number=facts.configurations(drawn))  # fmt: skip
-    if len(drawn) == len(summary.groups):
-        return say("The figure shows {which} of each curve.", which=which)
-    number = facts.configurations(drawn)
-    if len({row.group for row in drawn}) < len(drawn):
+    usual = first_of_groups(summary, drawn) if len(summary.groups) > 1 else drawn
+    leader = summary.choice.leader if summary.choice else None
+    also = say("")
+    if len(usual) < len(drawn) and leader in drawn:
+        also = say(", and the leader, {who}", who=who(summary, leader))
+    number = facts.configurations(usual)
+    soon = summary.target is not None and summary.layout.x not in AMOUNT
+    target = facts.target(summary) if soon else ""
+    if len(summary.groups) == 1:
         return say("The figure shows {number} configurations, the first that were evaluated.",
                    number=number)  # fmt: skip
-    return say(
-        "The figure shows {which} of each of the first {number} curves above.",
-        which=which,
-        number=number,
-    )
+    if len(summary.groups) == len(summary.rows):
+        words = "the {number} configurations that reached {target} first" if soon else (
+            "the first {number} configurations")  # fmt: skip
+        return say("The figure shows " + words + "{also}.", number=number, target=target, also=also)
+    which = f"the configuration with the largest {summary.layout.x.replace('_', ' ')}"
+    if summary.layout.x not in AMOUNT:
+        which = "the first to {target}" if soon else "the fastest configuration"
+    words = f"The figure shows {which} of each curve{{also}}."
+    if len(usual) < len(summary.groups):
+        rest = "the {number} curves that got there first" if soon else (
+            "each of the first {number} curves above")  # fmt: skip
+        words = f"The figure shows {which} of {rest}{{also}}."
+    shown = number if "{number}" in words else ""
+    return say(words, number=shown, target=target, also=also)
 
 
 def loss_over_time(summary: Summary) -> list[Sentence]:
-    """Say whose loss rises again, from the values that are drawn."""
-    held = [(row, [v for _, v in path(row, _when, _loss)]) for row in featured(summary)]
-    rising = [who(summary, row) for row, heights in held if _rises(heights)]
-    return [say("The test loss rises again with {names}.", names=listed(rising))] if rising else []
+    """Name the configurations whose loss rises again, drawn or not."""
+    held = [(row, [v for _, v in path(row, _when, _loss)]) for row in summary.rows]
+    rising = [row for row, heights in held if _rises(heights)]
+    names = facts.named(summary, rising, _MOST)
+    return [say("The test loss rises again with {names}.", names=names)] if rising else []
 
 
 def _when(epoch: Epoch) -> float | None:

@@ -147,6 +147,12 @@ def _gain(first: Row, last: Row) -> Sentence:
     shown = first.shown_speedup and last.shown_speedup
     if first.workers < 2 or not shown or first.by_own or last.by_own:
         return say("")
+    early, late = first.shown_range, last.shown_range
+    if not early or not late:
+        return say("")
+    several = min(early.count, late.count) > 1
+    if several and early.low <= late.high and late.low <= early.high:
+        return say("; the repeats tell no change of the speed-up")
     return say(
         "; the speed-up goes from {one} to {other}", one=facts.speedup(first),
         other=facts.speedup(last),

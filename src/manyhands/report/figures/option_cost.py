@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import permutations
 
 from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.option_values import Cell, Comparison
-from manyhands.report.analysis.run_facts import median, stated
+from manyhands.report.analysis.rounds import ratio
+from manyhands.report.analysis.run_facts import median, stated, values
 from manyhands.report.analysis.significance import LARGE, Verdict, compare, method, pairs
 from manyhands.report.analysis.summary import Row
 from manyhands.report.records.runs import Run
@@ -136,14 +138,23 @@ def _untold(found: Comparison) -> list[Sentence]:
     if not lost:
         return []
     cells = sorted(lost, key=lambda cell: cell.change)[:MOST]
-    each = [
-        say("{gap} by {who} on {value}", gap=_gap(found, c), who=_who(c), value=c.value)
-        for c in cells
-    ]
     return [
-        say("{repeats} cannot tell these losses from chance: {each}.",
-            repeats=_repeats(found), each=listed(each))
+        say("Large, but not beyond chance by the test as one of {count} comparisons: {each}.",
+            count=facts.configurations([cell.row for cell in found.others]),
+            each=listed([_doubted(found, cell) for cell in cells], "; ", "; "))
     ]  # fmt: skip
+
+
+def _doubted(found: Comparison, cell: Cell) -> Sentence:
+    """State a loss that the test does not tell, and whether every repeat has it."""
+    mine, theirs = (values(found.measure, row.runs) for row in (cell.row, cell.base))
+    always = len(mine) > 1 and max(mine) < min(theirs)
+    verdict = cell.verdict
+    return say(
+        "{gap} by {who} on {value}{always}{p}", gap=_gap(found, cell), who=_who(cell),
+        value=cell.value, always=" in every repeat" if always else "",
+        p=say(" ({p})", p=verdict.stated()) if verdict and verdict.p is not None else "",
+    )  # fmt: skip
 
 
 def _bounded(found: Comparison, strategy: str) -> Sentence:
@@ -218,21 +229,22 @@ def _alone(found: Comparison) -> Iterable[Sentence]:
 
 def _times(found: Comparison) -> Iterable[Sentence]:
     """State the largest ratio of times between two values of one strategy and worker count."""
-    extremes, quiet = [], True
+    extremes, quiet = [], []
     for series in found.series:
         timed = [c for v in found.values if (c := found.at(v, series)) and c.row.seconds]
         mine = [cell for cell in timed if not cell.row.disturbed]
-        quiet = quiet and len(mine) == len(timed)
-        if len(mine) > 1:
-            slow, fast = (f(mine, key=_seconds) for f in (max, min))
-            extremes.append((_seconds(slow) / _seconds(fast), slow, fast))
+        quiet += [run for cell in mine for run in cell.row.runs]
+        extremes += [(_longer(a, b), a, b) for a, b in permutations(mine, 2)]
     if not extremes:
         return
     _, slow, fast = max(extremes, key=lambda pair: pair[0])
+    whole = [run for cell in found.cells if cell.row.seconds for run in cell.row.runs]
+    among = say(" (of {some} in {all}: configurations without a disturbed run)",
+                some=facts.count(quiet, ""), all=facts.count(whole))  # fmt: skip
     yield say(
         "In time{among}, {option} makes the largest difference with {who}: {slow} takes {one}, "
         "{ratio} as long as {fast}{hedge}.",
-        among="" if quiet else " and among undisturbed runs",
+        among="" if len(quiet) == len(whole) else among,
         option=found.spoken, who=_who(slow), slow=slow.value, fast=fast.value,
         one=facts.time(slow.row),
         ratio=facts.pace(fast.row, slow.row),
@@ -246,8 +258,10 @@ def _slower(found: Comparison, slow: Cell, fast: Cell) -> Verdict:
     return compare(slow.row, fast.row, "seconds", comparisons)
 
 
-def _seconds(cell: Cell) -> float:
-    return cell.row.seconds.median if cell.row.seconds else 0.0
+def _longer(slow: Cell, fast: Cell) -> float:
+    """Return how many times as long one takes, by rounds where the repeats took turns."""
+    found = ratio("seconds", slow.row.runs, fast.row.runs)
+    return found.median if found else 0.0
 
 
 def _reasons(found: Comparison, names: Iterable[str]) -> list[str]:

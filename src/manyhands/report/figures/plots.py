@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -17,6 +18,7 @@ from manyhands.report.wording.formatting import THIN, beside_axis
 
 Value = Callable[[Row], Spread | None]
 Form = Callable[[float], str]
+FEW, MOST = 6, 8  # configurations that are all drawn; curves that are drawn at most
 WIDEST = 0.3  # between the curves that are kept apart at one place, of a worker
 
 
@@ -141,21 +143,38 @@ def core_lines(ax: Any, summary: Summary) -> None:
 
 
 def featured(summary: Summary) -> tuple[Row, ...]:
-    """Choose the curves that are drawn: all, or of each group the fastest or the longest."""
+    """Choose the curves that are drawn: all, or of each group the first to the target; the leader.
+
+    Without a target it is the fastest of each group, and of more or less training the longest.
+    """
     rows = [row for row in summary.rows if any(len(run.epochs) > 0 for run in row.runs)]
-    if len(rows) <= 6 or len({row.group for row in rows}) == 1:
-        return tuple(rows[:8])
-    by_amount = summary.layout.x in AMOUNT
-    drawn: dict[Group, Row] = {}
+    kept = rows
+    if len(rows) > FEW and len({row.group for row in rows}) > 1:
+        kept = [row for row in rows if row in first_of_groups(summary, rows)]
+    leader = summary.choice.leader if summary.choice else None
+    if summary.target is not None and summary.layout.x not in AMOUNT:
+        first = sorted(kept, key=_soon)
+    else:
+        first = kept
+    if leader in rows and leader not in first[:MOST]:
+        first = [leader, *first]
+    return tuple(row for row in rows if row in first[:MOST])
+
+
+def first_of_groups(summary: Summary, rows: Sequence[Row]) -> list[Row]:
+    """Return the row of each group that is drawn where not all are."""
+    by_group: dict[Group, list[Row]] = {}
     for row in rows:
-        held = drawn.get(row.group)
-        if held is None or (row.x > held.x if by_amount else _time(row) < _time(held)):
-            drawn[row.group] = row
-    return tuple(drawn.values())[:8]
+        by_group.setdefault(row.group, []).append(row)
+    if summary.layout.x in AMOUNT:
+        return [max(mine, key=lambda row: row.x) for mine in by_group.values()]
+    return [min(mine, key=_soon) for mine in by_group.values()]
 
 
-def _time(row: Row) -> float:
-    return row.seconds.median if row.seconds else float("inf")
+def _soon(row: Row) -> tuple[float, float]:
+    """Order by the time to the target; what was not always there comes last, by its own time."""
+    arrived = math.inf if row.to_target is None else row.to_target
+    return arrived, row.seconds.median if row.seconds else math.inf
 
 
 def path(

@@ -126,12 +126,13 @@ def comment_distance(summary: Summary) -> list[Sentence]:
     if pairs[-1][1] <= 0:
         return []
     first, last = (_distance(row, pairs[at][0], at) for at in (0, -1))
-    course = say("from {first} to {last}", first=first, last=last) if len(pairs) > 1 else last
+    before = say(" (at first {first})", first=first) if len(pairs) > 1 else say("")
     return [
         say(
-            "The replicas of {who} end furthest apart: {course}.",
+            "The replicas of {who} end furthest apart: {last} from their mean{before}.",
             who=who(summary, row),
-            course=course,
+            last=last,
+            before=before,
         )
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from manyhands.report.analysis import configuration_facts as facts
@@ -120,15 +121,26 @@ def comment(summary: Summary) -> list[Sentence]:
     return states
 
 
+def _first(pair: tuple[float, Run]) -> float:
+    return pair[0]
+
+
 def _sentence(summary: Summary, group: Group, pairs: list[tuple[Row, Spread]]) -> Sentence:
     (first, start), (last, end) = pairs[0], pairs[-1]
     parameters = {"target": summary.target or 0.0}
 
-    def taken(row: Row, found: Spread) -> Fact:
-        return fact(
-            "steps to target", found.median, runs=row.runs, parameters=parameters,
-            text=count(found.median),
-        )  # fmt: skip
+    def stated(value: float, runs: Sequence[Run]) -> Fact:
+        return fact("steps to target", value, runs=runs, parameters=parameters, text=count(value))
+
+    def taken(row: Row, found: Spread) -> Sentence:
+        middle = stated(found.median, row.runs)
+        if count(found.low) == count(found.high):
+            return say("{middle}", middle=middle)
+        each = [(steps(run, summary.target or 0.0) or 0.0, run) for run in row.runs]
+        low, high = (
+            stated(value, [run]) for value, run in (f(each, key=_first) for f in (min, max))
+        )
+        return say("{middle} ({low} to {high})", middle=middle, low=low, high=high)
 
     ratio, ideal = start.median / end.median, last.workers / first.workers
     fewer = fact(

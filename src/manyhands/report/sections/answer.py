@@ -152,7 +152,8 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
     if choice.measure == "seconds to target":
         arrived = facts.arrival(summary, row, choice.candidates)
         return say(
-            "{who} {crown} to {target} accuracy: {time}{gain}.{doubt}",
+            "{who} {crown} to {target} accuracy{of}: {time}{gain}.{doubt}",
+            of=_timed_alike(summary, choice),
             doubt=doubt, who=who(summary, row),
             crown=crown, target=facts.target(summary), time=arrived, gain=gain,
         )  # fmt: skip
@@ -167,10 +168,19 @@ def _headline(summary: Summary, choice: Choice) -> Sentence:
     times = [(each, each.seconds.median) for each in choice.candidates if each.seconds]
     least = facts.extreme("seconds", row, times, False, seconds)
     return say(
-        "{who} {crown}: {time} of training{gain}{at}.{doubt}",
+        "{who} {crown}: {time} of training{gain}{at}{loss}.{doubt}",
+        loss=_loss(choice),
         doubt=doubt, who=who(summary, row), time=least,
         crown=crown, gain=gain, at=_at(row, gain),
     )  # fmt: skip
+
+
+def _timed_alike(summary: Summary, choice: Choice) -> Sentence:
+    """Count the candidates where others trained on during an evaluation, so clocks differ."""
+    if not any(row.overran and row.accuracy for row in summary.rows):
+        return say("")
+    count = facts.configurations(choice.candidates)
+    return say(" of the {count} whose clocks compare", count=count)
 
 
 def _crown(summary: Summary, choice: Choice) -> Sentence:
@@ -233,7 +243,11 @@ def _sooner(summary: Summary, row: Row, against: Sentence) -> Sentence:
     if base is None or base.to_target is None or not row.to_target or base.runs == row.runs:
         return say("")
     arrived = facts.arrival(summary, base)
-    return say(", where {against} takes {time}", against=against, time=arrived)
+    alone = [r for r in summary.comparable if r.group.strategy == "sequential" and r.to_target]
+    also = say("")
+    if len(alone) == 1 and base is not alone[0] and row is not alone[0]:
+        also = say(" and the sequential run {time}", time=facts.arrival(summary, alone[0]))
+    return say(", where {against} takes {time}{also}", against=against, time=arrived, also=also)
 
 
 def _quicker(summary: Summary, choice: Choice) -> Sentence:
@@ -278,6 +292,18 @@ def _caveat(summary: Summary, leader: Row) -> Sentence:
 
 def _time(row: Row) -> object:
     return facts.time(row) if row.seconds else "–"
+
+
+def _loss(choice: Choice) -> Sentence:
+    """Say with which test loss the leader ends, where nothing else tells how good it is."""
+    known = [(row, row.loss.median) for row in choice.candidates if row.loss]
+    if choice.leader.accuracy or choice.leader.score or choice.leader.loss is None:
+        return say("")
+    own, low = choice.leader, min(known, key=lambda pair: pair[1])[0]
+    value = choice.leader.loss.median
+    mine = fact("loss", value, runs=own.runs, text=f"{value:.3g}")
+    least = facts.extreme("loss", low, known, False, "{:.3g}".format)
+    return say(" at test loss {mine} (lowest {least})", mine=mine, least=least)
 
 
 def _at(row: Row, after: str = "") -> Sentence:

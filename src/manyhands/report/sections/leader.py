@@ -24,7 +24,7 @@ def sentences(summary: Summary, choice: Choice) -> tuple[Sentence, ...]:
 
 
 def gains(summary: Summary, choice: Choice) -> Sentence:
-    """Count what was faster than its reference in every repeat, and what the test tells."""
+    """Count what was faster than its reference in every repeat, and what the test confirms."""
     if choice.measure == "seconds to target":
         return say("")
     several = [row for row in choice.candidates if row.workers > 1]
@@ -47,8 +47,8 @@ def gains(summary: Summary, choice: Choice) -> Sentence:
         )  # fmt: skip
     told = [row for (row, _), test in zip(pairs, tests, strict=True) if test.apart]
     return say(
-        "Of {every} configurations with several workers{among}, {parts}; {alone}the test tells "
-        "{told} apart{tests}.",
+        "Of {every} configurations with several workers{among}, {parts}; {alone}the test "
+        "confirms {told}{tests}.",
         among=_among(summary, choice, len(pairs)), told=_some_of(told, len(pairs), " of them"),
         every=facts.configurations(several), parts=listed(_paces(pairs, len(several))),
         alone=_alone([row for row in several if not row.reference]),
@@ -142,7 +142,7 @@ def tied(summary: Summary, choice: Choice) -> Sentence:
         "No clear winner: {least}{repeats} cannot separate {who} from {names}{tests}.",
         least="" if len({len(row.runs) for row in (choice.leader, *rivals)}) == 1 else "at least ",
         repeats=facts.repeats(fewest), who=who(summary, choice.leader),
-        names=_some(summary, rivals),
+        names=facts.named(summary, rivals, _NAMED),
         tests=listed(tests, "", ""),
     )  # fmt: skip
 
@@ -193,8 +193,8 @@ def what_next(summary: Summary, choice: Choice) -> Sentence:
         },
     )  # fmt: skip
     return say(
-        "{who} is {behind} behind{within}; with this spread, --repeats {repeats} should separate "
-        "the two.",
+        "{who} is {behind} behind{within}; with this spread, --repeats {repeats} would separate "
+        "the two about every second time.",
         who=who(summary, rival), behind=behind, repeats=repeats, within=within,
     )  # fmt: skip
 
@@ -205,12 +205,3 @@ def _behind(choice: Choice, row: Row) -> float:
     found = ratio(choice.measure, *(end.runs for end in ends))
     assert found is not None
     return found.median - 1
-
-
-def _some(summary: Summary, rows: Sequence[Row]) -> Sentence:
-    """Name the first few configurations, and say how many others there are."""
-    if len(rows) <= _NAMED + 1:
-        return listed([who(summary, row) for row in rows])
-    rest = rows[_NAMED:]
-    names = listed([who(summary, row) for row in rows[:_NAMED]], last=", ")
-    return say("{names} and {rest} others", names=names, rest=facts.configurations(rest))

@@ -66,7 +66,8 @@ def _price(summary: Summary, pairs: Sequence[_Pair]) -> Sentence:
         return say("privacy costs accuracy for {most}.", most=most)
     return say(
         "privacy costs most accuracy for {most}. It costs least for {least}. Each strategy is "
-        "compared by its most accurate configurations.",
+        "compared by its most accurate configurations; the tests compare with and without privacy, "
+        "not strategies.",
         most=most, least=_cost(summary, pairs[0], len(pairs)),
     )  # fmt: skip
 
@@ -75,11 +76,11 @@ def _cost(summary: Summary, pair: _Pair, comparisons: int) -> Sentence:
     verdict = compare(pair.private, pair.plain, "accuracy", comparisons)
     gap = say("{gap}, ", gap=facts.gap(pair.private, pair.plain))
     return say(
-        "{who}: {lost}from {theirs} to {mine} at {epsilon}{hedge}",
+        "{who}: {lost}from {theirs} to {mine} at {epsilon}{hedge}{seeds}",
         lost=gap if pair.gap > 0 else say("nothing, "),
         who=_name(summary, pair.private), mine=facts.accuracy(pair.private),
         epsilon=_epsilon(pair.private), theirs=facts.accuracy(pair.plain),
-        hedge=verdict.hedge(),
+        hedge=verdict.hedge(), seeds=facts.other_seeds(pair.private, pair.plain),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.wording.sentences import Fact, Name, Sentence, fact, listed, say
 
 CLOSE, ROUGH = 0.05, 0.15  # of the peak: a law fits, fits roughly
+BEYOND = 1.02  # times the workers: more than rounding
 MOST = 3  # sources whose limits are stated
 _ALL, _NONE = 0.9995, 0.0005  # a serial fraction of one, of zero, to three digits
 REASON = (
@@ -116,7 +117,20 @@ def _ranged(
 def _fits(summary: Summary, group: Group, fitted: Fit) -> bool:
     """Say whether the law fits at least roughly; one point cannot contradict it."""
     most = max(row.shown_speedup or 0.0 for row in fitted_rows(summary, group))
-    return fitted.residual is None or fitted.residual <= ROUGH * most
+    close = fitted.residual is None or fitted.residual <= ROUGH * most
+    return close and not _against(summary, group, fitted)
+
+
+def _against(summary: Summary, group: Group, fitted: Fit) -> str:
+    """Say what no law describes: a speed-up that falls, or that exceeds the workers."""
+    rows = fitted_rows(summary, group)
+    held = [(row.workers, row.shown_range) for row in rows if row.shown_range]
+    for i, (workers, found) in enumerate(held):
+        if found.low / fitted.unit > BEYOND * workers:
+            return "the speed-up exceeds the workers"
+        if any(found.high < before.low for _, before in held[:i]):
+            return "the speed-up falls with more workers"
+    return ""
 
 
 def _bounds(summary: Summary, group: Group, fitted: Fit) -> bool:
@@ -124,8 +138,7 @@ def _bounds(summary: Summary, group: Group, fitted: Fit) -> bool:
     if fitted.law != "Amdahl" or fitted.residual is None or (fitted.least or 0.0) < _NONE:
         return False
     speeds = [row.shown_speedup or 0.0 for row in summary.of(group)]
-    fits = fitted.residual <= ROUGH * max(speeds)
-    return fits and max(speeds) / fitted.unit <= 1 / fitted.serial
+    return _fits(summary, group, fitted) and max(speeds) / fitted.unit <= 1 / fitted.serial
 
 
 def _verdict(summary: Summary, group: Group, fitted: Fit) -> Sentence:
@@ -140,6 +153,8 @@ def _verdict(summary: Summary, group: Group, fitted: Fit) -> Sentence:
         return say(
             "No serial part shows where every worker has a core, so {law} sets no bound", law=law
         )
+    if against := _against(summary, group, fitted):
+        return say("{law} does not fit, since {against}", law=law, against=against)
     off = fitted.residual / max(row.shown_speedup or 0 for row in fitted_rows(summary, group))
     if off <= CLOSE:
         return say("{law} fits where every worker has a core", law=law)

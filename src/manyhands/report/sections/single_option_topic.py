@@ -8,7 +8,7 @@ from manyhands.report.analysis import configuration_facts as facts
 from manyhands.report.analysis.significance import compare, pairs
 from manyhands.report.analysis.summary import Row, Summary
 from manyhands.report.wording.formatting import option
-from manyhands.report.wording.sentences import Name, Sentence, fact, listed, say
+from manyhands.report.wording.sentences import Name, Sentence, capitalised, fact, listed, say
 
 OPTIONS = ("cut", "micro_batches", "transport", "slices", "balance")
 SPLIT = ("pipeline", "tensor")  # strategies that divide the model
@@ -51,12 +51,30 @@ def _changed(summary: Summary, name: str) -> Sentence:
     slow, fast = (f(rows, key=_seconds) for f in (max, min))
     verdict = compare(slow, fast, "seconds", len(held) * pairs(len(rows)))
     return say(
-        "{who} takes {time}; all else alike, {others}{hedge}.", who=facts.who(summary, first),
-        time=facts.time(first), hedge=verdict.hedge(),
+        "{who} takes {time}; all else alike, {others}{hedge}.{same}", who=facts.who(summary, first),
+        time=facts.time(first), hedge=verdict.hedge(), same=_same(rows, name),
         others=listed([
             say("{t} with {value}", t=facts.time(row), value=_value(row, name)) for row in others
         ]),
     )  # fmt: skip
+
+
+def _same(rows: Sequence[Row], name: str) -> Sentence:
+    """Say which values divided the model in the same way: their times differ by chance alone."""
+    if name != "cut":
+        return say("")
+    by_layers: dict[str, list[Row]] = {}
+    for row in rows:
+        if stages := row.runs[0].facts.get("stages"):
+            layers = str([stage.get("layers") for stage in stages])
+            by_layers.setdefault(layers, []).append(row)
+    alike = max(by_layers.values(), key=len, default=[])
+    if len(alike) < 2:
+        return say("")
+    return say(
+        " {values} cut the model at the same layer, so their difference is chance.",
+        values=capitalised(listed([say("{v}", v=_value(row, name)) for row in alike])),
+    )
 
 
 def _alike(summary: Summary, name: str) -> Iterator[Sequence[Row]]:

@@ -90,15 +90,29 @@ def _product(summary: Summary, rows: Sequence[Row]) -> Iterable[Sentence]:
 
     if fine:
         yield say(
-            "The learning rate times the mean staleness, η τ, is at most {most} where every repeat "
-            "got more than half as far from guessing as the best run.",
+            "The learning rate{scaled} times the mean staleness, η τ, is at most {most} where "
+            "every repeat got more than half as far from guessing as the best run.",
             most=product(max(fine, key=lambda pair: pair[0])),
+            scaled=_scaled(known),
         )
     if lost:
         yield say(
             "Where repeats learned little, η τ is at least {least}.",
             least=product(min(lost, key=lambda pair: pair[0])),
         )
+
+
+def _scaled(known: Sequence[tuple[float, Row]]) -> str:
+    """Say so where the rate is not the one that was given: that divided or multiplied."""
+    kinds = {str(run.config.get("lr_scaling")) for _, row in known for run in row.runs}
+    words = {
+        "inverse": "divided by",
+        "linear": "multiplied by",
+        "sqrt": "multiplied by the root of",
+    }
+    told = [f"{words[kind]} the workers" for kind in sorted(kinds & set(words))]
+    where = " where runs are set to that" if len(kinds) > 1 else ""
+    return f" ({' or '.join(told)}{where})" if told else ""
 
 
 def _trends(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
@@ -119,6 +133,7 @@ def _trends(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
             _changed(few, many, verdict)
             for few, many in ends
             if (verdict := compare(few, many, "accuracy", len(ends))).apart
+            or (verdict.large and min(len(few.runs), len(many.runs)) > 1)
             or few.unlearned
             or many.unlearned
         ]

@@ -79,6 +79,20 @@ def test_the_speed_up_is_followed_where_there_is_a_baseline_of_each_size() -> No
     assert "the speed-up goes from 1.33× to 2.67×" in said(input_growth.comment(summary(*runs)))
 
 
+def test_a_change_of_the_speed_up_within_the_repeats_is_none() -> None:
+    runs = [
+        sized(name, p, n, n * (1 + 0.3 * i) / 1000 / p**0.5, repeat=i)
+        for i in range(3)
+        for name, p in (("sequential", 1), ("sync", 4))
+        for n in (1000, 4000)
+    ]
+    for run in runs:
+        run["started"] = ""  # none took turns
+    told = said(input_growth.comment(summary(*runs)))
+    assert "; the repeats tell no change of the speed-up." in told
+    assert "goes from" not in told
+
+
 def test_workers_and_examples_can_both_vary() -> None:
     runs = [sized("sync", p, n, n / p / 1000) for p in (2, 4) for n in (1000, 4000)]
     found = summary(*runs)

@@ -35,7 +35,7 @@ def test_what_is_faster_than_one_worker_is_told_where_the_best_is_not() -> None:
         "repeat ("
     ) in told
     assert ") and 1 was slower (" in told
-    assert "); the test tells all 4 apart." in told
+    assert "); the test confirms all 4." in told
 
 
 def test_the_repeats_that_would_tell_rivals_apart_are_named() -> None:
@@ -46,7 +46,7 @@ def test_the_repeats_that_would_tell_rivals_apart_are_named() -> None:
     tie = "No clear winner: 3 repeats cannot separate sync with 4 workers from averaging"
     assert told.startswith(tie)
     assert "Averaging with 4 workers is 5 % behind; with this spread, --repeats " in told
-    assert " should separate the two." in told
+    assert " would separate the two about every second time." in told
 
 
 def test_the_spread_of_a_collapse_is_not_the_noise_of_others() -> None:
@@ -96,3 +96,22 @@ def test_each_strategy_has_its_line_before_the_pictures(tmp_path: Path) -> None:
     assert re.findall(r"<dt>(\w+)</dt>", lines[1]) == ["sequential", "hogwild"]
     assert "shared memory, without locks" in lines[1]
     assert lines.start() < page.index("<figure")
+
+
+def test_a_winner_by_time_without_an_accuracy_has_its_loss() -> None:
+    runs = [timed("sequential", 1, 10), timed("sync", 2, 5)]
+    for run, loss in zip(runs, (0.02, 0.03), strict=True):
+        run["result"] |= {"accuracy": None, "loss": loss}
+        for epoch in run["epochs"]:
+            epoch |= {"test_accuracy": None}
+    assert "at test loss 0.03 (lowest 0.02)" in said(answer(summary(*runs)))
+
+
+def test_the_sequential_time_to_the_target_is_named() -> None:
+    runs = several(("sequential", 1, 9, 0.96), ("sync", 1, 8, 0.96), ("sync", 2, 4, 0.96))
+    for run in runs:
+        seconds = run["result"]["seconds"]
+        run["result"] |= {"target_accuracy": 0.95, "seconds_to_target": seconds}
+        if run["config"]["strategy"] == "sequential":
+            run["config"]["lr"] = 0.3
+    assert "takes 8.08 s and the sequential run 9.09 s." in said(answer(summary(*runs)))

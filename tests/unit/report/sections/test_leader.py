@@ -1,4 +1,4 @@
-"""What is said of the leader: what is faster than one worker, and what the test tells."""
+"""What is said of the leader: what is faster than one worker, and what the test confirms."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_what_was_faster_in_every_round_is_counted_though_no_test_tells_it() -> 
     told = said(answer(summary(*runs)))
     assert (
         "Of 4 configurations with several workers, 2 were faster than the sequential run in every "
-        "round (1.67× to 3.33×), 1 was slower (0.91× to 0.92×) and 1 was neither; the test tells "
-        "none of them apart."
+        "round (1.67× to 3.33×), 1 was slower (0.91× to 0.92×) and 1 was neither; the test confirms "
+        "none of them."
     ) in told
 
 
@@ -55,4 +55,4 @@ def test_a_configuration_without_a_reference_is_counted() -> None:
     runs = [*rounds(*cases), *rounds(("gossip", 2, (8.0, 8.1)), lr=0.5)]
     told = said(answer(summary(*runs)))
     assert "Of 3 configurations with several workers, 2 were faster than" in told
-    assert "; 1 has no reference; the test tells " in told
+    assert "; 1 has no reference; the test confirms " in told

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import records
-from report_cases import said, several, summary, timed
+from report_cases import said, served, several, summary, timed
 
 from manyhands.experiments.sweep.experiment_definition import DEMO
 from manyhands.report import build
@@ -63,7 +63,7 @@ def test_a_large_difference_is_never_called_none() -> None:
     runs = [timed("sync", 2, 10, a, repeat=i) for i, a in enumerate((0.98, 0.985))]
     runs += [timed("averaging", 2, 10, a, repeat=i) for i, a in enumerate((0.83, 0.95))]
     told = said(accuracy.final_accuracy(summary(*runs)))
-    assert "2 repeats are too few to tell)" in told
+    assert "(too few repeats to tell: p = " in told
     assert "rule out chance" not in told
 
 
@@ -71,6 +71,19 @@ def test_the_bound_counts_runs_that_learned() -> None:
     told = said(tuple(staleness_topic.sentences(split())))
     assert "where every repeat" not in told
     assert "Where repeats learned little, η τ is at least 0.05 (server with 2 workers)." in told
+
+
+def test_a_large_fall_of_single_runs_is_named() -> None:
+    runs = [served(2, 1, accuracy=0.96), served(8, 1, accuracy=0.6)]
+    told = said(tuple(staleness_topic.sentences(summary(*runs))))
+    assert "server falls by 36.00 percentage points, from 96.00 % with 2 to 60.00 % with 8" in told
+    assert "(a single run)" in told
+
+
+def test_a_rate_that_was_divided_is_said_to_be() -> None:
+    runs = [served(p, 1, lr_scaling="inverse") for p in (2, 4)]
+    told = said(tuple(staleness_topic.sentences(summary(*runs))))
+    assert "The learning rate (divided by the workers) times the mean staleness" in told
 
 
 def test_training_is_said_to_diverge_where_it_did() -> None:
@@ -109,8 +122,8 @@ def test_the_target_is_for_runs_with_an_accuracy() -> None:
     for epoch in without["epochs"]:
         epoch["test_accuracy"] = None
     told = said(accuracy.to_target(summary(*runs, *late, *partly, without)))
-    assert "Gossip with 2 workers did not reach 98.0 %." in told
-    assert "Averaging with 2 workers reached 98.0 % in some repeats only." in told
+    assert "Gossip with 2 workers did not reach 98.0 %; averaging with 2 workers reached " in told
+    assert "reached 98.0 % in some repeats only." in told
     assert "hogwild" not in told
 
 
