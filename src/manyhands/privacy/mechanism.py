@@ -90,7 +90,7 @@ class Mechanism:
         if terms.noise_multiplier:
             self.lattice = Lattice.of_run(
                 config,
-                noise_multiplier=terms.noise_multiplier,
+                terms,
                 dim=replica.dim,
                 digits=24 if replica.params.dtype == torch.float32 else 53,
             )

@@ -36,6 +36,7 @@ from manyhands.errors import ConfigError
 
 if TYPE_CHECKING:
     from manyhands.config.run import RunConfig
+    from manyhands.privacy.steps_rate_noise import Terms
 
 FINE, COARSE = 2.0**-10, 2.0**-7  # γ√d over C, at the most: alone, and where float32 is added up
 # Of C: room for what rounding inside the clipped sum itself may move. A record's gradient counts as
@@ -61,14 +62,11 @@ class Lattice:
     limit: int | None = None
 
     @classmethod
-    def of_run(
-        cls, config: RunConfig, *, noise_multiplier: float, dim: int, digits: int
-    ) -> Lattice:
+    def of_run(cls, config: RunConfig, terms: Terms, *, dim: int, digits: int) -> Lattice:
         """Return the lattice of a private run; arguments and errors as those of `choose`."""
-        assert config.privacy is not None
         return cls.choose(
-            clip=config.privacy.clip,
-            noise_multiplier=noise_multiplier,
+            clip=terms.clip,
+            noise_multiplier=terms.noise_multiplier,
             dim=dim,
             senders=count_senders(config),
             batch=config.batch_size,

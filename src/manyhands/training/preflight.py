@@ -267,7 +267,7 @@ def check_noise(run: Subject, stored: Path, before: tuple[Event, ...]) -> None:
     if trained := [p for p in module.parameters() if p.requires_grad]:
         Lattice.of_run(
             config,
-            noise_multiplier=solve(config, examples, before).noise_multiplier,
+            solve(config, examples, before),
             dim=sum(p.numel() for p in trained),
             digits=24 if trained[0].dtype == torch.float32 else 53,
         )

@@ -133,7 +133,7 @@ def _trends(summary: Summary, late: Sequence[Row]) -> Iterable[Sentence]:
             _changed(few, many, verdict)
             for few, many in ends
             if (verdict := compare(few, many, "accuracy", len(ends))).apart
-            or (verdict.large and min(len(few.runs), len(many.runs)) > 1)
+            or verdict.large
             or few.unlearned
             or many.unlearned
         ]

@@ -28,8 +28,8 @@ def test_what_was_faster_in_every_round_is_counted_though_no_test_tells_it() -> 
     told = said(answer(summary(*runs)))
     assert (
         "Of 4 configurations with several workers, 2 were faster than the sequential run in every "
-        "round (1.67× to 3.33×), 1 was slower (0.91× to 0.92×) and 1 was neither; the test confirms "
-        "none of them."
+        "round (1.67× to 3.33×), 1 was slower (0.91× to 0.92×) and 1 was neither; the test "
+        "confirms none of them."
     ) in told
 
 
