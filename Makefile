@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Two tests at a time; those of one file in turn, for they share what they start.
 LANES := -n 2 --dist loadfile
 # What is computed in these depends on how many compute.
-SIZED := $(patsubst %,tests/parallel/test_%.py,allreduce neighbours sync overlap averaging gossip server pipeline tensor torch_mpi)
+SIZED := $(patsubst %,tests/parallel/test_%.py,allreduce same_host_ranks sync overlap averaging gossip server pipeline tensor torch_mpi)
 DEV := $(VENV)/.ready-dev
 # uv where it is there, else pip; either shows what it does.
 UV := $(shell command -v uv 2>/dev/null)
