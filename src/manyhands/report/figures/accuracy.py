@@ -233,8 +233,14 @@ def _race(summary: Summary, rows: Sequence[Row]) -> Sentence:
     first, last = (f(arrived, key=lambda row: row.to_target or 0.0) for f in (min, max))
     test = compare(first, last, "seconds to target", pairs(len(arrived)), **facts.aim(summary))
     apart = max(first.arrivals) < min(last.arrivals) and not test.apart
+    words = "{first} reached {target} first, after {least}, and {last} last, after {most}{test}."
+    if any(0 < row.reached < len(row.runs) for row in rows):
+        words = (
+            "Of what reached {target} in every repeat, {first} was first, after {least}, and "
+            "{last} last, after {most}{test}."
+        )
     return say(
-        "{first} reached {target} first, after {least}, and {last} last, after {most}{test}.",
+        words,
         first=who(summary, first), target=facts.target(summary),
         least=facts.arrival(summary, first, arrived), last=who(summary, last),
         most=facts.arrival(summary, last), test=test.resting() if apart else test.brief(),
@@ -249,8 +255,12 @@ def chosen(summary: Summary) -> Sentence:
     usual = first_of_groups(summary, drawn) if len(summary.groups) > 1 else drawn
     leader = summary.choice.leader if summary.choice else None
     also = say("")
-    if len(usual) < len(drawn) and leader in drawn:
-        also = say(", and the leader, {who}", who=who(summary, leader))
+    if leader in drawn and len(summary.groups) < len(summary.rows):
+        kin = [row for row in summary.of(leader.group) if row is not leader]
+        if any(row in drawn for row in kin):
+            also = say(", and the leader, {who}", who=who(summary, leader))
+        elif leader not in first_of_groups(summary, summary.rows):
+            also = say(", and in place of one the leader, {who}", who=who(summary, leader))
     number = facts.configurations(usual)
     soon = summary.target is not None and summary.layout.x not in AMOUNT
     target = facts.target(summary) if soon else ""

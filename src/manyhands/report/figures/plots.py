@@ -145,13 +145,17 @@ def core_lines(ax: Any, summary: Summary) -> None:
 def featured(summary: Summary) -> tuple[Row, ...]:
     """Choose the curves that are drawn: all, or of each group the first to the target; the leader.
 
-    Without a target it is the fastest of each group, and of more or less training the longest.
+    Without a target it is the fastest of each group, and of more or less training the longest. The
+    leader takes the place of its group's, unless that is the first of all.
     """
     rows = [row for row in summary.rows if any(len(run.epochs) > 0 for run in row.runs)]
     kept = rows
+    leader = summary.choice.leader if summary.choice else None
     if len(rows) > FEW and len({row.group for row in rows}) > 1:
         kept = [row for row in rows if row in first_of_groups(summary, rows)]
-    leader = summary.choice.leader if summary.choice else None
+        earliest = min(kept, key=_soon)
+        if leader in rows:
+            kept = [leader if r.group == leader.group and r is not earliest else r for r in kept]
     if summary.target is not None and summary.layout.x not in AMOUNT:
         first = sorted(kept, key=_soon)
     else:

@@ -47,6 +47,17 @@ def test_the_first_to_the_target_and_the_leader_are_drawn() -> None:
     assert "and the leader, s8 with lr 0.1" in said(accuracy.to_target(found))
 
 
+def test_the_leader_is_drawn_in_place_of_its_group_s_first() -> None:
+    runs = [reaching("a", 7.0, 2.0, lr=0.1), reaching("a", 6.0, 9.0, lr=0.2)]
+    for i, name in enumerate(("b", "c", "d")):
+        runs += [reaching(name, 5.0 + 0.1 * i, 8.0, lr=lr) for lr in (0.1, 0.2)]
+    found = summary(*runs)
+    assert [(row.label, row.x) for row in featured(found) if row.label == "a"] == [("a", 0.1)]
+    assert "of each curve, and in place of one the leader, a with lr 0.1." in said(
+        accuracy.to_target(found)
+    )
+
+
 def test_a_loss_that_rises_is_named_though_it_is_not_drawn() -> None:
     runs = several(*((s, p, 10 / p, 0.98) for s in ("sync", "gossip") for p in (1, 2, 4, 8)))
     for run in runs:
