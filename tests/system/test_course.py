@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from running import anybody_alive, eventually
 
 from manyhands.experiments.check.course.grade_student_file import grade
 
@@ -53,6 +54,24 @@ def ring(send, recv, comm, op):
 naive = ring
 """,
 }
+
+
+WAITS = """
+import os, pathlib, time
+def naive(send, recv, comm, op):
+    pathlib.Path({folder!r}, f"waits-{{os.getpid()}}").touch()
+    time.sleep(900)
+"""
+
+
+def test_a_grader_that_is_killed_leaves_nobody_waiting(nobody_is_left, tmp_path):
+    file = tmp_path / "file.py"
+    file.write_text(WAITS.format(folder=str(tmp_path)))
+    line = [sys.executable, "-m", "manyhands", "check", "--course", str(COURSE / "3-allreduce")]
+    with subprocess.Popen([*line, "--patience", "600", str(file)]) as grader:
+        assert eventually(lambda: len(list(tmp_path.glob("waits-*"))) == 2)
+        assert anybody_alive()
+        grader.kill()
 
 
 @pytest.mark.parametrize("assignment", SOLUTIONS)

@@ -16,6 +16,7 @@ from typing import Any
 
 from manyhands.errors import ConfigError
 from manyhands.experiments.check.course.exercise_process import FAILURE, PASSED, SECRET
+from manyhands.launch.launcher import end_with_parent
 from manyhands.launch.mpi import find_mpi, mpiexec_command
 from manyhands.launch.scratch import private_folder
 from manyhands.launch.shm_cleanup import kill_helpers
@@ -169,6 +170,7 @@ def _follow(
         text=True,
         errors="replace",
         start_new_session=True,
+        preexec_fn=end_with_parent if sys.platform == "linux" else None,
     ) as group:
         try:
             output = group.communicate(timeout=patience)[0]
