@@ -79,7 +79,7 @@ def check(told: Mapping[str, Any], raw: Raw) -> int:
             assert fact["value"] == near, (sentence["text"], fact, value)
             if fact["text"]:
                 assert fact["text"] in sentence["text"], (sentence["text"], fact)
-                up = fact["what"].startswith("composed epsilon")  # a bound
+                up = fact["what"].startswith(("composed epsilon", "epsilon"))  # a bound
                 assert reads_as(fact["text"], fact["value"], up=up), fact
                 rest = rest.replace(fact["text"], "…")
         assert not re.search(r"\d", CONSTANT.sub("", rest)), (sentence["text"], rest)

@@ -28,6 +28,7 @@ PANEL = 136  # points from one row of panels to the next
 _GAP, _HEAD = 14, 46  # points between panels, and above one for its name
 _WIDTH = 414  # points of all panels together
 _FENCE = 1.5  # times the quartiles' distance: an outlier ends later (Tukey)
+_WIDE = 24  # characters above a panel that fit its width
 _LOW = 20  # percentile of the accuracies from which on the axis shows them
 
 
@@ -199,20 +200,27 @@ def _panels(
         panel.tick_params(
             labelbottom=i + COLUMNS >= len(found), labelleft=column == 0, labelsize=9.5
         )
-        _name(panel, curve, forms, last)
+        _name(panel, curve, forms, last, outer=column == COLUMNS - 1)
         notes += _notes(panel, curve, forms, limits[0])
     return notes
 
 
-def _name(panel: Any, curve: Curve, forms: tuple[Form, Form], last: float) -> None:
-    """Write above a panel what it shows, and where the curve ends."""
+def _name(panel: Any, curve: Curve, forms: tuple[Form, Form], last: float, *, outer: bool) -> None:
+    """Write above a panel what it shows, and where the curve ends.
+
+    In the outer column what is wider than the panel ends with it, and not beyond the page.
+    """
     place, value = curve.points[-1]
     for x, words, colour in (
         (1.22, beside_axis(curve.label, 22), theme.INK),
         (1.04, f"{forms[1](value)} after {forms[0](place)}", theme.MUTED),
     ):
-        panel.text(0, x, words, transform=panel.transAxes, va="bottom", color=colour,
-                   fontsize=10.5 if colour == theme.INK else 9.5, linespacing=1.05)  # fmt: skip
+        inwards = outer and max(map(len, words.splitlines())) > _WIDE
+        panel.text(
+            1 if inwards else 0, x, words, ha="right" if inwards else "left", va="bottom",
+            transform=panel.transAxes, color=colour, linespacing=1.05,
+            fontsize=10.5 if colour == theme.INK else 9.5,
+        )  # fmt: skip
     if place > last:
         panel.text(0.98, 0.06, "cut off", transform=panel.transAxes, ha="right", va="bottom",
                    color=theme.MUTED, fontsize=9.5)  # fmt: skip
